@@ -1,0 +1,70 @@
+"""The command line of a run: a base, then flags that change it.
+
+The base is a preset (the first argument) or a file (`--config FILE`). It is taken off the arguments first; tyro parses
+the rest with the base as its defaults, so that flags and groups come in any order and change only what they name.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import tyro
+
+from pqn_eqx.config import PRESETS, TrainConfig
+from pqn_eqx.errors import ConfigError, nearest
+from pqn_eqx.serialization import load_config
+
+PROGRAM = "python -m pqn_eqx.train"
+
+
+def description() -> str:
+    """What stands above the options in `--help`."""
+    presets = "\n".join(f"  {name:<16} {preset.summary}" for name, preset in PRESETS.items())
+    return (
+        "Train PQN (arXiv 2407.04811): Q-learning in many environments at once, without replay and target network.\n\n"
+        f"  {PROGRAM} [PRESET | --config FILE] [flags and groups in any order]\n\n"
+        f"Presets, the first argument:\n{presets}\n\n"
+        "  --config FILE    start from a run's config.json instead of a preset\n\n"
+        "Alternatives are chosen as groups, each with flags of its own:\n"
+        "  env:gymnax --env.name Acrobot-v1 env.reset:optimistic loss:huber --loss.delta 2 optimizer:adam\n\n"
+        "The defaults shown are those of the base: ask a preset with `PRESET --help`."
+    )
+
+
+def split_base(argv: Sequence[str]) -> tuple[TrainConfig, list[str]]:
+    """The base that `argv` names, and the arguments that are left. Raises `ConfigError` where it names none."""
+    rest = list(argv)
+    preset = rest.pop(0) if rest and not rest[0].startswith("-") and ":" not in rest[0] else None
+    file = None
+    for position, argument in enumerate(rest):
+        flag, _, value = argument.partition("=")
+        if flag == "--config":
+            taken = 1 if value else 2
+            file = value or (rest[position + 1] if position + 1 < len(rest) else None)
+            if not file:
+                raise ConfigError("--config needs the path of a config.json.")
+            del rest[position : position + taken]
+            break
+    if preset is not None and preset not in PRESETS:
+        raise ConfigError(
+            f"There is no preset {preset!r}. {nearest(preset, list(PRESETS))}Presets: {', '.join(PRESETS)}."
+        )
+    if preset is not None and file is not None:
+        raise ConfigError(f"Give a preset or --config, not both: got {preset!r} and --config {file}.")
+    if file is not None:
+        # A rerun goes to a folder of its own.
+        return dataclasses.replace(load_config(Path(file)), run_dir=None), rest
+    return PRESETS[preset or "cartpole"].config, rest
+
+
+def parse(argv: Sequence[str]) -> TrainConfig:
+    """The configuration that `argv` asks for. Raises `ConfigError`; leaves as tyro does for `--help` and bad flags."""
+    base, rest = split_base(argv)
+    return tyro.cli(
+        TrainConfig,
+        prog=PROGRAM,
+        description=description(),
+        args=rest,
+        default=base,
+        config=(tyro.conf.CascadeSubcommandArgs,),
+    )

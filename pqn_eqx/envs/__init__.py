@@ -1,0 +1,1 @@
+"""Environments, batched, with their reset rules. They know no algorithm."""

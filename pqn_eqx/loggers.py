@@ -1,0 +1,203 @@
+"""Listeners that show a run and write its files."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from pqn_eqx import __version__
+from pqn_eqx.callbacks import Callback, Evaluated, Interval, Outcome, Plan
+from pqn_eqx.run_directory import EVALUATIONS, METRICS, RunDirectory
+
+
+class JsonLinesLogger(Callback):
+    """Writes a line per member and log interval, and per member and evaluation."""
+
+    def __init__(self, directory: RunDirectory):
+        self.directory = directory
+
+    def on_start(self, plan: Plan) -> None:
+        self.seeds = plan.seeds
+
+    def on_interval(self, interval: Interval) -> None:
+        times = {"steps_per_second": interval.steps_per_second, "wall_seconds": interval.wall_seconds}
+        rows = [{name: values[m] for name, values in interval.metrics.items()} | times for m in range(len(self.seeds))]
+        self._append(METRICS, interval, rows)
+
+    def on_evaluation(self, evaluated: Evaluated) -> None:
+        rows = [row | {"wall_seconds": evaluated.wall_seconds} for row in evaluated.evaluation.rows()]
+        self._append(EVALUATIONS, evaluated, rows)
+
+    def _append(self, file: str, event: Interval | Evaluated, rows: list[dict[str, Any]]) -> None:
+        when = {"update": event.update, "env_steps": event.env_steps}
+        self.directory.append(
+            file,
+            [{"member": m, "seed": seed} | when | row for m, (seed, row) in enumerate(zip(self.seeds, rows, strict=True))],
+        )
+
+
+class SummaryLogger(Callback):
+    """Writes the summary at the end of a run, and its figure."""
+
+    def __init__(self, directory: RunDirectory):
+        self.directory = directory
+        self.evaluated: Evaluated | None = None
+
+    def on_start(self, plan: Plan) -> None:
+        self.seeds = plan.seeds
+
+    def on_evaluation(self, evaluated: Evaluated) -> None:
+        self.evaluated = evaluated
+
+    def on_end(self, outcome: Outcome) -> None:
+        self.directory.write_summary(
+            {
+                "status": outcome.status,
+                "eval_return": self._eval_return(),
+                "seeds": self.seeds,
+                "update": outcome.update,
+                "env_steps": outcome.env_steps,
+                "steps_per_second": outcome.steps_per_second,
+                "compile_seconds": outcome.compile_seconds,
+                "wall_seconds": outcome.wall_seconds,
+                "versions": versions(),
+                "git_commit": git_commit(),
+            }
+        )
+        # matplotlib takes a second to import: not before it is needed.
+        from pqn_eqx.plot import learning_curve
+
+        learning_curve(self.directory.path)
+
+    def _eval_return(self) -> dict[str, Any]:
+        if self.evaluated is None:
+            return {"mean": None, "per_member": None, "env_steps": None, "unfinished": None}
+        rows = self.evaluated.evaluation.rows()
+        returns = [row["episode_return"] for row in rows]
+        known = [r for r in returns if r is not None]
+        return {
+            "mean": float(np.mean(known)) if known else None,
+            "per_member": returns,
+            "env_steps": self.evaluated.env_steps,
+            "unfinished": [row["unfinished"] for row in rows],
+        }
+
+
+class ConsoleLogger(Callback):
+    """A progress bar; where the output is no terminal, a plain line now and then."""
+
+    LINE_SECONDS = 10.0
+
+    def __init__(self, title: str, console: Console | None = None):
+        self.console = console or Console()
+        self.title = title
+        self.mean_return = self.eval_return = float("nan")
+        self.last_line = 0.0
+        self.progress: Progress | None = None
+
+    def on_start(self, plan: Plan) -> None:
+        self.plan = plan
+        members = f"{plan.num_members} members, " if plan.num_members > 1 else ""
+        self._say(
+            f"{self.title}: {members}{plan.num_updates:,} updates of {plan.steps_per_update:,} environment steps; "
+            f"logging every {plan.env_steps(plan.log_interval):,}, evaluating every "
+            f"{plan.env_steps(plan.eval_interval):,}."
+        )
+        self._say("Compiling ...")
+
+    def on_compiled(self, seconds: float) -> None:
+        self._say(f"Compiled in {seconds:.0f} s.")
+        if self.console.is_terminal:
+            self.progress = Progress(
+                TextColumn(self.title),
+                BarColumn(),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[rate]:>11,.0f} steps/s"),
+                TextColumn("return {task.fields[mean_return]:.1f}"),
+                TimeRemainingColumn(compact=True),
+                console=self.console,
+            )
+            self.task = self.progress.add_task("", total=self.plan.num_updates, rate=0, mean_return=float("nan"))
+            self.progress.start()
+
+    def on_progress(self, interval: Interval) -> None:
+        returns = interval.metrics["episode_return"]
+        if np.isfinite(returns).any():
+            self.mean_return = float(np.nanmean(returns))
+        if self.progress is not None:
+            self.progress.update(
+                self.task,
+                completed=interval.update,
+                rate=interval.steps_per_second,
+                mean_return=self.mean_return,
+            )
+        elif interval.wall_seconds - self.last_line >= self.LINE_SECONDS:
+            self.last_line = interval.wall_seconds
+            self._say(
+                f"{interval.update / self.plan.num_updates:4.0%}  {interval.env_steps:>13,} steps  "
+                f"{interval.steps_per_second:>11,.0f} steps/s  return {self.mean_return:.1f}"
+            )
+
+    def on_evaluation(self, evaluated: Evaluated) -> None:
+        rows = evaluated.evaluation.rows()
+        known = [row["episode_return"] for row in rows if row["episode_return"] is not None]
+        returns = f"{np.mean(known):.2f}" if known else "unknown"
+        unfinished = sum(row["unfinished"] or 0 for row in rows)
+        self._say(
+            f"{evaluated.env_steps:,} steps: evaluation return {returns} over {sum(row['episodes'] or 0 for row in rows)} "
+            f"episodes"
+            + (f"; {unfinished} did not end within {self.plan.eval_max_steps:,} steps and are left out" if unfinished else "")
+        )
+
+    def on_end(self, outcome: Outcome) -> None:
+        self.close()
+        self._say(
+            f"{outcome.status.capitalize()} after {outcome.env_steps:,} environment steps and "
+            f"{outcome.wall_seconds:.0f} s ({outcome.steps_per_second:,.0f} steps/s)."
+        )
+
+    def close(self) -> None:
+        """Take the progress bar away, whatever happened."""
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+
+def versions() -> dict[str, str]:
+    """The versions that numbers may depend on."""
+    found = {"pqn_eqx": __version__, "python": sys.version.split()[0]}
+    for package in ("jax", "jaxlib", "equinox", "optax", "gymnax", "craftax", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def git_commit() -> str | None:
+    """The commit of this source tree, with ``-dirty`` where it has changes; None where it is no checkout."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude", "*"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return described.stdout.strip()

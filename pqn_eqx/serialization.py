@@ -1,0 +1,70 @@
+"""Configurations as JSON and back, strictly: a file with a misspelt field is refused, not half understood."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cattrs
+from cattrs.strategies import configure_tagged_union
+
+from pqn_eqx.config import EnvConfig, TrainConfig
+from pqn_eqx.envs.resets import ResetConfig
+from pqn_eqx.errors import ConfigError
+from pqn_eqx.losses import LossConfig
+from pqn_eqx.optimizers import OptimizerConfig
+
+GROUPS = (ResetConfig, EnvConfig, LossConfig, OptimizerConfig)
+"""The config groups of more than one member: in JSON, `type` says which one is meant."""
+
+
+def _exactly(*kinds: type) -> Any:
+    """A hook that takes JSON values of `kinds` alone; cattrs would turn 2.5 into the integer 2."""
+
+    def structure(value: Any, target: type) -> Any:
+        if type(value) not in kinds:
+            raise ValueError(f"expected {target.__name__}, got {value!r}")
+        return target(value)
+
+    return structure
+
+
+def _converter() -> cattrs.Converter:
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    for kind in (bool, int, str):
+        converter.register_structure_hook(kind, _exactly(kind))
+    converter.register_structure_hook(float, _exactly(float, int))
+    converter.register_structure_hook(Path, lambda value, _: Path(converter.structure(value, str)))
+    converter.register_unstructure_hook(Path, str)
+    for group in GROUPS:
+        configure_tagged_union(group, converter, tag_name="type", tag_generator=lambda member: member.group_name)
+    return converter
+
+
+def config_to_dict(config: TrainConfig) -> dict[str, Any]:
+    """The complete configuration in JSON's types."""
+    return _converter().unstructure(config, TrainConfig)
+
+
+def config_from_dict(data: dict[str, Any]) -> TrainConfig:
+    """The configuration that `config_to_dict` wrote. Raises `ConfigError` naming every field that does not fit."""
+    try:
+        return _converter().structure(data, TrainConfig)
+    except Exception as error:
+        problems = cattrs.transform_error(error, path="config")
+        raise ConfigError("; ".join(problem.replace(" @ ", " at ") for problem in problems)) from error
+
+
+def load_config(path: Path) -> TrainConfig:
+    """Read a ``config.json``. Raises `ConfigError` where it cannot be read or does not fit."""
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"--config: {path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise ConfigError(f"--config: {path} is not JSON: {error}.") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"--config: {path} holds no configuration, but a {type(data).__name__}.")
+    try:
+        return config_from_dict(data)
+    except ConfigError as error:
+        raise ConfigError(f"--config: {path}: {error}") from error

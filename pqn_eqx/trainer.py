@@ -1,0 +1,292 @@
+"""The loop: compiled chunks of updates on the devices, callbacks on the host.
+
+A log interval is a fixed number of updates. It runs as one or more *chunks*: calls of one compiled program that takes
+the number of updates as an argument, each about two seconds long, so that a run can be stopped at any time. Metrics
+add up on the device over the chunks of an interval: how an interval was cut changes no number. The next chunk is
+dispatched before the metrics of the last are read.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Int, Key
+
+from pqn_eqx import evaluate
+from pqn_eqx.callbacks import Callback, Evaluated, Interval, Outcome, Plan
+from pqn_eqx.envs.base import Environment
+from pqn_eqx.errors import DivergenceError
+from pqn_eqx.evaluate import Evaluation
+from pqn_eqx.losses import Loss
+from pqn_eqx.metrics import Metrics
+from pqn_eqx.sharding import (
+    PER_ENV,
+    PER_MEMBER,
+    PER_MEMBER_AND_ENV,
+    REPLICATED,
+    STATE_SPEC,
+    TrainState,
+    distribute,
+    place,
+)
+
+CHUNK_SECONDS = 2.0
+
+
+class Algorithm(Protocol):
+    """What the trainer needs of an algorithm: an `eqx.Module` for one member, whose learner has a `network`."""
+
+    @property
+    def loss(self) -> Loss: ...
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The names of the metrics that `update` returns."""
+
+    def init(self, index: Int[Array, " N"], key: Key[Array, ""]) -> TrainState: ...
+
+    def update(self, state: TrainState) -> tuple[TrainState, Metrics]: ...
+
+
+class Programs:
+    """The programs of a run, each on all members and all devices."""
+
+    def __init__(self, eval_env: Environment, eval_epsilon: float, mesh: Mesh):
+        def init(algorithms, keys, index):
+            return eqx.filter_vmap(lambda algorithm, key: algorithm.init(index, key))(algorithms, keys)
+
+        def advance(inputs, state):
+            algorithms, num_updates, metrics, diverged_at = inputs
+
+            def member(algorithm, metrics, diverged_at, state):
+                def update(_, carry):
+                    total, diverged_at, state = carry
+                    before = state.learner.update
+                    state, metrics = algorithm.update(state)
+                    failed = ~jnp.isfinite(metrics.total["loss"]) & (diverged_at < 0)
+                    return total + metrics, jnp.where(failed, before, diverged_at), state
+
+                return jax.lax.fori_loop(0, num_updates, update, (metrics, diverged_at, state))
+
+            return eqx.filter_vmap(member)(algorithms, metrics, diverged_at, state)
+
+        def begin(networks, keys, index):
+            return eqx.filter_vmap(lambda network, key: evaluate.begin(eval_env, network, index, key))(networks, keys)
+
+        def play(inputs, episodes):
+            losses, networks, keys, start, num_steps = inputs
+
+            def member(loss, network, key, episodes):
+                return evaluate.advance(eval_env, network, loss, eval_epsilon, episodes, key, start, num_steps)
+
+            return eqx.filter_vmap(member)(losses, networks, keys, episodes)
+
+        def program(function, in_specs, out_specs, **options):
+            return eqx.filter_jit(distribute(function, mesh, in_specs, out_specs), **options)
+
+        def fold(keys, number):
+            return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
+
+        per_env = (PER_MEMBER, PER_MEMBER, PER_ENV)
+        advance_inputs = (PER_MEMBER, REPLICATED, PER_MEMBER, PER_MEMBER)
+        play_inputs = (PER_MEMBER, PER_MEMBER, PER_MEMBER, REPLICATED, REPLICATED)
+        self.init = program(init, per_env, STATE_SPEC)
+        self.fold = program(fold, (PER_MEMBER, REPLICATED), PER_MEMBER)
+        self.begin = program(begin, per_env, PER_MEMBER_AND_ENV)
+        # The state is donated: a run holds it once.
+        self.advance = program(
+            advance,
+            (advance_inputs, STATE_SPEC),
+            (PER_MEMBER, PER_MEMBER, STATE_SPEC),
+            donate="all-except-first",
+        )
+        self.play = program(
+            play, (play_inputs, PER_MEMBER_AND_ENV), PER_MEMBER_AND_ENV, donate="all-except-first"
+        )
+
+
+class Pace:
+    """How many turns of a loop make about `CHUNK_SECONDS`, learnt from the turns before."""
+
+    def __init__(self, first: int = 1):
+        self.turns = first
+
+    def observe(self, turns: int, seconds: float) -> None:
+        """`turns` took `seconds`. Growth is bounded, since the first turns may not be like the later ones."""
+        wanted = CHUNK_SECONDS * turns / max(seconds, 1e-9)
+        self.turns = max(1, min(int(wanted), 4 * turns))
+
+
+class Chunk(NamedTuple):
+    """A dispatched call of `Programs.advance`, whose results may still be in the making."""
+
+    update: int
+    num_updates: int
+    metrics: Metrics
+    diverged_at: Int[Array, " M"]
+    dispatched_at: float
+
+
+class Trainer:
+    """Runs a plan. `algorithms` is one algorithm whose leaves lead with the members."""
+
+    def __init__(
+        self,
+        algorithms: Algorithm,
+        plan: Plan,
+        eval_env: Environment,
+        mesh: Mesh,
+        callbacks: Sequence[Callback] = (),
+        should_stop: Callable[[], bool] = lambda: False,
+    ):
+        self.algorithms = place(algorithms, mesh, PER_MEMBER)
+        self.plan = plan
+        self.mesh = mesh
+        self.callbacks = callbacks
+        self.should_stop = should_stop
+        self.extra_names = eval_env.extra_names
+        self.programs = Programs(eval_env, plan.eval_epsilon, mesh)
+        keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed)))(jnp.asarray(plan.seeds))
+        self.init_keys, self.eval_keys = (place(keys[:, i], mesh, PER_MEMBER) for i in range(2))
+        self.env_index = place(jnp.arange(plan.num_envs), mesh, PER_ENV)
+        self.eval_index = place(jnp.arange(plan.eval_envs), mesh, PER_ENV)
+        self.no_metrics = place(Metrics.zeros(algorithms.metric_names, (plan.num_members,)), mesh, PER_MEMBER)
+        self.diverged_at = np.full(plan.num_members, -1)
+        self.update_pace, self.eval_pace = Pace(), Pace(first=32)
+        self.train_seconds = self.interval_seconds = 0.0
+        self.read_at = 0.0
+        self.interval_start = 0
+
+    def run(self) -> Outcome:
+        """Train to the end of the plan, or until stopped or diverged.
+
+        Raises `DivergenceError` once no member's loss is finite, after the callbacks have seen all of it.
+        """
+        self.started = time.perf_counter()
+        self._notify("on_start", self.plan)
+        self._compile()
+        self._notify("on_compiled", self.compile_seconds)
+        update, status = self._train()
+        outcome = Outcome(
+            status=status,
+            update=update,
+            env_steps=self.plan.env_steps(update),
+            steps_per_second=self._rate(update, self.train_seconds),
+            compile_seconds=self.compile_seconds,
+            wall_seconds=self._elapsed(),
+        )
+        self._notify("on_end", outcome)
+        if status == "diverged":
+            raise DivergenceError(
+                f"Training diverged: no member's loss is finite any more. First not finite at update "
+                f"{', '.join(map(str, self.diverged_at))} (by member) of {self.plan.num_updates}. What was logged "
+                f"is kept. Lower --learning-rate, --max-grad-norm or --reward-scale."
+            )
+        return outcome
+
+    def _compile(self) -> None:
+        """Build every program, and with them the first state."""
+        self.state = self.programs.init(self.algorithms, self.init_keys, self.env_index)
+        diverged_at = place(jnp.asarray(self.diverged_at), self.mesh, PER_MEMBER)
+        self.inputs = (self.no_metrics, diverged_at)
+        self._advance = self.programs.advance.lower(self._advance_inputs(1), self.state).compile()
+        episodes = self.programs.begin(self.state.learner.network, self.eval_keys, self.eval_index)
+        self._play = self.programs.play.lower(self._play_inputs(self.eval_keys, 0, 1), episodes).compile()
+        self.compile_seconds = self.read_at = self._elapsed()
+
+    def _train(self) -> tuple[int, str]:
+        """The last update that was trained, and how training ended."""
+        update, running = 0, None
+        while update < self.plan.num_updates and not self.should_stop() and not self._all_diverged():
+            interval_end = min(update - update % self.plan.log_interval + self.plan.log_interval, self.plan.num_updates)
+            chunk = self._dispatch(update, min(self.update_pace.turns, interval_end - update))
+            update = chunk.update
+            if running is not None:
+                self._read(running)
+            running = chunk
+            if update == self.plan.num_updates or update % self.plan.eval_interval == 0:
+                self._read(running)
+                running = None
+                if not self._all_diverged():
+                    self._evaluate(update)
+        if running is not None:
+            self._read(running, last=True)
+        if self._all_diverged():
+            return update, "diverged"
+        return update, "finished" if update == self.plan.num_updates else "interrupted"
+
+    def _dispatch(self, update: int, num_updates: int) -> Chunk:
+        """Start the next chunk; does not wait for it."""
+        if update % self.plan.log_interval == 0:
+            self.inputs = (self.no_metrics, self.inputs[1])
+        dispatched_at = self._elapsed()
+        *outputs, self.state = self._advance(self._advance_inputs(num_updates), self.state)
+        self.inputs = tuple(outputs)
+        return Chunk(update + num_updates, num_updates, *outputs, dispatched_at)
+
+    def _read(self, chunk: Chunk, last: bool = False) -> None:
+        """Wait for a chunk and tell the callbacks of it."""
+        means, self.diverged_at = jax.device_get((chunk.metrics.mean(), chunk.diverged_at))
+        now = self._elapsed()
+        seconds = now - max(self.read_at, chunk.dispatched_at)
+        self.read_at = now
+        self.train_seconds += seconds
+        self.interval_seconds += seconds
+        self.update_pace.observe(chunk.num_updates, seconds)
+        interval = Interval(
+            update=chunk.update,
+            env_steps=self.plan.env_steps(chunk.update),
+            metrics=means,
+            steps_per_second=self._rate(chunk.update - self.interval_start, self.interval_seconds),
+            wall_seconds=now,
+        )
+        self._notify("on_progress", interval)
+        if last or chunk.update % self.plan.log_interval == 0 or chunk.update == self.plan.num_updates:
+            self._notify("on_interval", interval)
+            self.interval_start, self.interval_seconds = chunk.update, 0.0
+
+    def _evaluate(self, update: int) -> None:
+        """Play the first episode of every evaluation environment; given up when the run is stopped."""
+        keys = self.programs.fold(self.eval_keys, self._scalar(update))
+        episodes = self.programs.begin(self.state.learner.network, keys, self.eval_index)
+        start, finished = 0, False
+        while start < self.plan.eval_max_steps and not finished:
+            if self.should_stop():
+                return
+            num_steps = min(self.eval_pace.turns, self.plan.eval_max_steps - start)
+            began = self._elapsed()
+            episodes = self._play(self._play_inputs(keys, start, num_steps), episodes)
+            start += num_steps
+            finished = bool(np.all(jax.device_get(episodes.finished)))
+            self.eval_pace.observe(num_steps, self._elapsed() - began)
+        evaluation = Evaluation.from_device(episodes, self.extra_names)
+        self._notify("on_evaluation", Evaluated(update, self.plan.env_steps(update), evaluation, self._elapsed()))
+        self.read_at = self._elapsed()
+
+    def _advance_inputs(self, num_updates: int):
+        return self.algorithms, self._scalar(num_updates), *self.inputs
+
+    def _play_inputs(self, keys, start: int, num_steps: int):
+        network = self.state.learner.network
+        return self.algorithms.loss, network, keys, self._scalar(start), self._scalar(num_steps)
+
+    def _scalar(self, number: int) -> Int[Array, ""]:
+        return place(jnp.asarray(number), self.mesh, REPLICATED)
+
+    def _all_diverged(self) -> bool:
+        return bool(np.all(self.diverged_at >= 0))
+
+    def _rate(self, num_updates: int, seconds: float) -> float:
+        return self.plan.env_steps(num_updates) * self.plan.num_members / max(seconds, 1e-9)
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self.started
+
+    def _notify(self, event: str, *arguments) -> None:
+        for callback in self.callbacks:
+            getattr(callback, event)(*arguments)
