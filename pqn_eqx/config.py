@@ -121,12 +121,17 @@ class Preset:
 
 PRESETS: dict[str, Preset] = {
     "cartpole": Preset(
-        "CartPole-v1 to its top score in half a million steps: under a minute on two cores. The default.",
+        "CartPole-v1 to its top score in half a million steps: about a minute on two cores. The default.",
         TrainConfig(),
     ),
     "acrobot": Preset(
         "Acrobot-v1 in half a million steps.",
-        TrainConfig(name="acrobot", env=GymnaxConfig("Acrobot-v1")),
+        TrainConfig(
+            name="acrobot",
+            env=GymnaxConfig("Acrobot-v1"),
+            algorithm=PQNConfig(learning_rate=5e-4),
+            exploration=EpsilonGreedyConfig(finish=0.05),
+        ),
     ),
     "craftax-classic": Preset(
         "Craftax-Classic from symbols, tuned for a million steps.",
@@ -136,7 +141,7 @@ PRESETS: dict[str, Preset] = {
             env=CraftaxConfig("Craftax-Classic-Symbolic-v1"),
             network=QNetworkConfig(MLPConfig(hidden_size=512)),
             algorithm=PQNConfig(
-                num_envs=128, num_steps=32, num_epochs=2, num_minibatches=16, learning_rate=5e-4, td_lambda=0.65
+                num_envs=128, num_steps=32, num_epochs=2, num_minibatches=16, learning_rate=5e-4, td_lambda=0.65, reward_scale=1.0
             ),
             exploration=EpsilonGreedyConfig(start=1.0, finish=0.05, decay_fraction=0.2),
         ),
@@ -155,6 +160,7 @@ PRESETS: dict[str, Preset] = {
                 num_minibatches=1,
                 td_lambda=0.0,
                 max_grad_norm=1.0,
+                reward_scale=1.0,
             ),
             exploration=EpsilonGreedyConfig(start=0.1, finish=0.005, decay_fraction=0.2),
             eval=EvaluationConfig(max_steps=10_000),

@@ -13,6 +13,7 @@ from pqn_eqx.errors import require, require_at_least, require_unit_interval
 from pqn_eqx.losses import Loss
 from pqn_eqx.networks.q_network import QNetwork
 from pqn_eqx.rollout import Actors, act, initial_actors
+from pqn_eqx.sharding import keys_per_env
 
 
 class FirstEpisodes(eqx.Module):
@@ -51,7 +52,8 @@ def advance(
     """`num_steps` further steps, of which `start` have been taken. Environments that are through are not counted on."""
 
     def step(i, episodes):
-        actors, _, now = act(env, network, loss, epsilon, episodes.actors, jax.random.fold_in(key, 1 + start + i))
+        keys = keys_per_env(jax.random.fold_in(key, 1 + start + i), episodes.actors.index)
+        actors, _, now = act(env, network, loss, epsilon, episodes.actors, keys)
         through = episodes.finished
         return FirstEpisodes(
             actors=actors,

@@ -41,7 +41,7 @@ class EpsilonGreedyConfig:
 
     start: float = 1.0
     """Probability of a random action at the first step."""
-    finish: float = 0.05
+    finish: float = 0.2
     """Probability of a random action once the decay is over."""
     decay_fraction: float = 0.2
     """Share of total_timesteps over which the probability falls from start to finish; 0 starts at finish."""

@@ -3,6 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from pqn_eqx.rollout import Episodes
@@ -40,9 +41,14 @@ class Metrics(eqx.Module):
         """The metrics of both, whose names differ."""
         return Metrics(self.total | other.total, self.count | other.count)
 
-    def mean(self) -> dict[str, Float[Array, ""]]:
-        """The mean of every name; NaN where nothing was counted."""
-        return {name: self.total[name] / self.count[name] for name in self.total}
+    def mean(self) -> dict[str, np.ndarray]:
+        """The mean of every name, on the host; NaN where nothing was counted.
+
+        Divides on the host on purpose: a division on the device would queue behind the chunk that runs there.
+        """
+        total, count = jax.device_get((self.total, self.count))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return {name: np.asarray(total[name] / count[name]) for name in total}
 
     def over_devices(self) -> "Metrics":
         """The metrics of a member from those of the devices that hold its environments."""

@@ -72,10 +72,10 @@ def act(
     loss: Loss,
     epsilon: Float[Array, ""] | float,
     actors: Actors,
-    key: Key[Array, ""],
+    keys: Key[Array, " N"],
 ) -> tuple[Actors, Transition, Episodes]:
-    """One ε-greedy step in every environment."""
-    action_keys, env_keys = jax.vmap(jax.random.split, out_axes=1)(keys_per_env(key, actors.index))
+    """One ε-greedy step in every environment, each with a key of its own."""
+    action_keys, env_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
     q, memory = q_values(network, loss, actors.memory, actors.obs, actors.reset)
     action = jax.vmap(epsilon_greedy, in_axes=(0, 0, None))(action_keys, q, epsilon)
     env_state, step = env.step(actors.env_state, action, env_keys)
@@ -114,9 +114,10 @@ def rollout(
 ) -> tuple[Actors, Transition, Episodes]:
     """`num_steps` ε-greedy steps in every environment; transitions and episode statistics are stacked to [T, N]."""
 
-    def step(actors, key):
-        actors, transition, episodes = act(env, network, loss, epsilon, actors, key)
+    def step(actors, keys):
+        actors, transition, episodes = act(env, network, loss, epsilon, actors, keys)
         return actors, (transition, episodes)
 
-    actors, (transitions, episodes) = jax.lax.scan(step, actors, jax.random.split(key, num_steps))
+    keys = jax.vmap(keys_per_env, in_axes=(0, None))(jax.random.split(key, num_steps), actors.index)
+    actors, (transitions, episodes) = jax.lax.scan(step, actors, keys)
     return actors, transitions, episodes

@@ -24,6 +24,7 @@ from pqn_eqx.errors import DivergenceError
 from pqn_eqx.evaluate import Evaluation
 from pqn_eqx.losses import Loss
 from pqn_eqx.metrics import Metrics
+from pqn_eqx.population import map_members
 from pqn_eqx.sharding import (
     PER_ENV,
     PER_MEMBER,
@@ -58,7 +59,7 @@ class Programs:
 
     def __init__(self, eval_env: Environment, eval_epsilon: float, mesh: Mesh):
         def init(algorithms, keys, index):
-            return eqx.filter_vmap(lambda algorithm, key: algorithm.init(index, key))(algorithms, keys)
+            return map_members(lambda algorithm, key: algorithm.init(index, key), algorithms, keys)
 
         def advance(inputs, state):
             algorithms, num_updates, metrics, diverged_at = inputs
@@ -73,10 +74,10 @@ class Programs:
 
                 return jax.lax.fori_loop(0, num_updates, update, (metrics, diverged_at, state))
 
-            return eqx.filter_vmap(member)(algorithms, metrics, diverged_at, state)
+            return map_members(member, algorithms, metrics, diverged_at, state)
 
         def begin(networks, keys, index):
-            return eqx.filter_vmap(lambda network, key: evaluate.begin(eval_env, network, index, key))(networks, keys)
+            return map_members(lambda network, key: evaluate.begin(eval_env, network, index, key), networks, keys)
 
         def play(inputs, episodes):
             losses, networks, keys, start, num_steps = inputs
@@ -84,7 +85,7 @@ class Programs:
             def member(loss, network, key, episodes):
                 return evaluate.advance(eval_env, network, loss, eval_epsilon, episodes, key, start, num_steps)
 
-            return eqx.filter_vmap(member)(losses, networks, keys, episodes)
+            return map_members(member, losses, networks, keys, episodes)
 
         def program(function, in_specs, out_specs, **options):
             return eqx.filter_jit(distribute(function, mesh, in_specs, out_specs), **options)
@@ -231,7 +232,7 @@ class Trainer:
 
     def _read(self, chunk: Chunk, last: bool = False) -> None:
         """Wait for a chunk and tell the callbacks of it."""
-        means, self.diverged_at = jax.device_get((chunk.metrics.mean(), chunk.diverged_at))
+        means, self.diverged_at = chunk.metrics.mean(), jax.device_get(chunk.diverged_at)
         now = self._elapsed()
         seconds = now - max(self.read_at, chunk.dispatched_at)
         self.read_at = now

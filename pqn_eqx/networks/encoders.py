@@ -8,13 +8,14 @@ import jax
 from jaxtyping import Array, Float, Key, Shaped
 
 from pqn_eqx.errors import require_at_least
-from pqn_eqx.networks.normalization import LayerNorm, NoNorm, NormalizationName, RMSNorm, linear, normalization
+from pqn_eqx.networks.linear import Linear
+from pqn_eqx.networks.normalization import LayerNorm, NoNorm, NormalizationName, RMSNorm, normalization
 
 
 class MLPEncoder(eqx.Module):
     """Hidden layers of linear ► normalisation ► ReLU on the flattened observation (the MLP of PQN)."""
 
-    layers: list[eqx.nn.Linear]
+    layers: list[Linear]
     norms: list[LayerNorm | RMSNorm | NoNorm]
 
     def __call__(self, obs: Shaped[Array, "..."]) -> Float[Array, " features"]:
@@ -25,7 +26,7 @@ class MLPEncoder(eqx.Module):
 
     @property
     def num_features(self) -> int:
-        return int(self.layers[-1].out_features)
+        return self.layers[-1].bias.shape[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class MLPConfig:
         sizes = [math.prod(obs_shape)] + [self.hidden_size] * self.num_layers
         keys = jax.random.split(key, self.num_layers)
         return MLPEncoder(
-            layers=[linear(i, o, key=k) for i, o, k in zip(sizes[:-1], sizes[1:], keys, strict=True)],
+            layers=[Linear(i, o, key=k) for i, o, k in zip(sizes[:-1], sizes[1:], keys, strict=True)],
             norms=[normalization(self.normalization, size) for size in sizes[1:]],
         )
 

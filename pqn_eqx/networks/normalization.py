@@ -1,7 +1,7 @@
-"""Normalisation of hidden activations, and the one place that says how linear layers start.
+"""Normalisation of hidden activations.
 
-`eqx.nn.LayerNorm` computes the same numbers; the direct formula here vectorises better under `vmap` on CPU, where
-normalisation is a large part of learning with small networks (``benchmarks/normalization.py`` measures it).
+`eqx.nn.LayerNorm` computes the same numbers; the direct formula and its gradient here vectorise better under `vmap`
+on CPU, where normalisation is a large part of learning with small networks.
 """
 
 from typing import Literal
@@ -9,12 +9,38 @@ from typing import Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 NormalizationName = Literal["layer", "rms", "none"]
 
 # flax.linen's value, so that networks match purejaxql; eqx.nn and torch use 1e-5.
 EPSILON = 1e-6
+
+
+@jax.custom_vjp
+def standardize(x: Float[Array, " features"]) -> Float[Array, " features"]:
+    """x̂ = (x - mean) / sqrt(var + ε), with the population variance.
+
+    The gradient is written out, since it needs x̂ and one number where JAX would keep every intermediate:
+    dx = (dx̂ - mean(dx̂) - x̂ mean(dx̂ x̂)) / sqrt(var + ε).
+    """
+    return _standardize(x)[0]
+
+
+def _standardize(x):
+    centred = x - jnp.mean(x)
+    inverse_deviation = jax.lax.rsqrt(jnp.mean(jnp.square(centred)) + EPSILON)
+    standardized = centred * inverse_deviation
+    return standardized, (standardized, inverse_deviation)
+
+
+def _standardize_gradient(residuals, gradient):
+    standardized, inverse_deviation = residuals
+    projection = jnp.mean(gradient) + standardized * jnp.mean(gradient * standardized)
+    return (inverse_deviation * (gradient - projection),)
+
+
+standardize.defvjp(_standardize, _standardize_gradient)
 
 
 class LayerNorm(eqx.Module):
@@ -27,8 +53,7 @@ class LayerNorm(eqx.Module):
         self.weight, self.bias = jnp.ones(size), jnp.zeros(size)
 
     def __call__(self, x: Float[Array, " features"]) -> Float[Array, " features"]:
-        centred = x - jnp.mean(x)
-        return centred * jax.lax.rsqrt(jnp.mean(jnp.square(centred)) + EPSILON) * self.weight + self.bias
+        return standardize(x) * self.weight + self.bias
 
 
 class RMSNorm(eqx.Module):
@@ -53,14 +78,3 @@ class NoNorm(eqx.Module):
 def normalization(name: NormalizationName, size: int) -> LayerNorm | RMSNorm | NoNorm:
     """The normalisation called `name` over `size` features."""
     return {"layer": lambda: LayerNorm(size), "rms": lambda: RMSNorm(size), "none": NoNorm}[name]()
-
-
-def linear(in_features: int, out_features: int, *, key: Key[Array, ""]) -> eqx.nn.Linear:
-    """A linear layer that starts as flax.linen.Dense does, and so as purejaxql's networks do.
-
-    Weights: LeCun normal, a normal distribution truncated at two standard deviations, of variance 1 / in_features.
-    Biases: zero. (`eqx.nn.Linear` alone would draw both uniformly, as torch does.)
-    """
-    layer = eqx.nn.Linear(in_features, out_features, key=key)
-    weight = jax.nn.initializers.lecun_normal(in_axis=-1, out_axis=-2)(key, layer.weight.shape, layer.weight.dtype)
-    return eqx.tree_at(lambda l: (l.weight, l.bias), layer, (weight, jnp.zeros_like(layer.bias)))
