@@ -17,7 +17,7 @@ def enable_compilation_cache() -> None:
 
     A folder that cannot be written costs the cache and nothing else; a line on stderr says so.
     """
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         directory = cache_directory()
         try:
             directory.mkdir(parents=True, exist_ok=True)

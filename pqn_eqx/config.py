@@ -61,7 +61,7 @@ class TrainConfig:
     def __post_init__(self):
         require_at_least(1, num_seeds=self.num_seeds)
         require(
-            0 <= self.seed and self.seed + self.num_seeds <= 2**31,
+            self.seed >= 0 and self.seed + self.num_seeds <= 2**31,
             f"seed must lie in [0, 2^31 - num_seeds], got {self.seed}.",
         )
         require(
@@ -141,7 +141,13 @@ PRESETS: dict[str, Preset] = {
             env=CraftaxConfig("Craftax-Classic-Symbolic-v1"),
             network=QNetworkConfig(MLPConfig(hidden_size=512)),
             algorithm=PQNConfig(
-                num_envs=128, num_steps=32, num_epochs=2, num_minibatches=16, learning_rate=5e-4, td_lambda=0.65, reward_scale=1.0
+                num_envs=128,
+                num_steps=32,
+                num_epochs=2,
+                num_minibatches=16,
+                learning_rate=5e-4,
+                td_lambda=0.65,
+                reward_scale=1.0,
             ),
             exploration=EpsilonGreedyConfig(start=1.0, finish=0.05, decay_fraction=0.2),
         ),
@@ -167,4 +173,3 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
 }
-

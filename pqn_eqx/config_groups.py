@@ -16,3 +16,8 @@ def group_member(name: str) -> Callable[[Config], Config]:
         return configure(subcommand(name))(config)
 
     return decorate
+
+
+def group_name(config: type) -> str:
+    """The name that `group_member` gave."""
+    return config.group_name  # type: ignore[attr-defined]

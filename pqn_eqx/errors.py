@@ -1,4 +1,4 @@
-"""The errors that a user can mend. The commands print their message alone; anything else is a bug and keeps its traceback."""
+"""The errors that a user can mend: the commands print their message alone. Anything else is a bug, with a traceback."""
 
 
 class UserError(Exception):

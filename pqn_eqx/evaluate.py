@@ -78,10 +78,9 @@ class Evaluation:
 
     @classmethod
     def from_device(cls, episodes: FirstEpisodes, extra_names: tuple[str, ...]) -> "Evaluation":
-        host = jax.device_get(
-            (episodes.finished, episodes.episode_return, episodes.episode_length, episodes.extras)
-        )
-        return cls(*map(np.asarray, host), extra_names)
+        fields = (episodes.finished, episodes.episode_return, episodes.episode_length, episodes.extras)
+        finished, episode_return, episode_length, extras = jax.device_get(fields)
+        return cls(finished, episode_return, episode_length, extras, extra_names)
 
     def rows(self) -> list[dict[str, float | int | None]]:
         """One summary per member. Means are over finished episodes; None where no episode finished."""

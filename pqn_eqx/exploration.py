@@ -26,13 +26,13 @@ class LinearSchedule(eqx.Module):
         return self.start + jnp.clip(share, 0, 1) * (self.finish - self.start)
 
 
-def epsilon_greedy(
-    key: Key[Array, ""], q: Float[Array, " A"], epsilon: Float[Array, ""] | float
-) -> Int[Array, ""]:
+def epsilon_greedy(key: Key[Array, ""], q: Float[Array, " A"], epsilon: Float[Array, ""] | float) -> Int[Array, ""]:
     """A uniformly random action with probability ε, else the action of highest value (the first of equals)."""
     explore_key, action_key = jax.random.split(key)
     random_action = jax.random.randint(action_key, (), 0, q.shape[-1])
-    return jnp.where(jax.random.uniform(explore_key) < epsilon, random_action, jnp.argmax(q)).astype(random_action.dtype)
+    return jnp.where(jax.random.uniform(explore_key) < epsilon, random_action, jnp.argmax(q)).astype(
+        random_action.dtype
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,7 +38,10 @@ class JsonLinesLogger(Callback):
         when = {"update": event.update, "env_steps": event.env_steps}
         self.directory.append(
             file,
-            [{"member": m, "seed": seed} | when | row for m, (seed, row) in enumerate(zip(self.seeds, rows, strict=True))],
+            [
+                {"member": m, "seed": seed} | when | row
+                for m, (seed, row) in enumerate(zip(self.seeds, rows, strict=True))
+            ],
         )
 
 
@@ -145,15 +148,14 @@ class ConsoleLogger(Callback):
             )
 
     def on_evaluation(self, evaluated: Evaluated) -> None:
-        rows = evaluated.evaluation.rows()
-        known = [row["episode_return"] for row in rows if row["episode_return"] is not None]
+        evaluation = evaluated.evaluation
+        known = [row["episode_return"] for row in evaluation.rows() if row["episode_return"] is not None]
         returns = f"{np.mean(known):.2f}" if known else "unknown"
-        unfinished = sum(row["unfinished"] or 0 for row in rows)
-        self._say(
-            f"{evaluated.env_steps:,} steps: evaluation return {returns} over {sum(row['episodes'] or 0 for row in rows)} "
-            f"episodes"
-            + (f"; {unfinished} did not end within {self.plan.eval_max_steps:,} steps and are left out" if unfinished else "")
-        )
+        finished = int(evaluation.finished.sum())
+        line = f"{evaluated.env_steps:,} steps: evaluation return {returns} over {finished} episodes"
+        if unfinished := evaluation.finished.size - finished:
+            line += f"; {unfinished} did not end within {self.plan.eval_max_steps:,} steps and are left out"
+        self._say(line)
 
     def on_end(self, outcome: Outcome) -> None:
         self.close()

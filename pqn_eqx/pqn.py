@@ -91,9 +91,7 @@ class PQN(eqx.Module):
 
     def targets(self, transitions: Transition, last_value: Float[Array, " N"]) -> Float[Array, "T N"]:
         """Q(λ) returns of the window, in scaled rewards; `last_value` is that of the observation after it."""
-        next_value = successor_values(
-            transitions.value, last_value, transitions.final_value, transitions.truncated
-        )
+        next_value = successor_values(transitions.value, last_value, transitions.final_value, transitions.truncated)
         return lambda_returns(
             transitions.reward * self.reward_scale,
             transitions.terminated,

@@ -51,9 +51,7 @@ class Episodes(eqx.Module):
     extras: Float[Array, "*T N E"]
 
 
-def initial_actors(
-    env: Environment, network: QNetwork, index: Int[Array, " N"], key: Key[Array, ""]
-) -> Actors:
+def initial_actors(env: Environment, network: QNetwork, index: Int[Array, " N"], key: Key[Array, ""]) -> Actors:
     """Actors at the start of an episode in each of the environments numbered `index`."""
     env_state, obs = env.reset(keys_per_env(key, index))
     memory = jax.vmap(lambda _: network.initial_memory())(index)

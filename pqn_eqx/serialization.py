@@ -8,6 +8,7 @@ import cattrs
 from cattrs.strategies import configure_tagged_union
 
 from pqn_eqx.config import EnvConfig, TrainConfig
+from pqn_eqx.config_groups import group_name
 from pqn_eqx.envs.resets import ResetConfig
 from pqn_eqx.errors import ConfigError
 from pqn_eqx.losses import LossConfig
@@ -36,7 +37,7 @@ def _converter() -> cattrs.Converter:
     converter.register_structure_hook(Path, lambda value, _: Path(converter.structure(value, str)))
     converter.register_unstructure_hook(Path, str)
     for group in GROUPS:
-        configure_tagged_union(group, converter, tag_name="type", tag_generator=lambda member: member.group_name)
+        configure_tagged_union(group, converter, tag_name="type", tag_generator=group_name)
     return converter
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from pqn_eqx.cache import enable_compilation_cache
-from pqn_eqx.callbacks import Outcome
+from pqn_eqx.callbacks import Callback, Outcome
 from pqn_eqx.command_line import parse
 from pqn_eqx.config import TrainConfig
 from pqn_eqx.errors import UserError
@@ -39,7 +39,7 @@ def train(config: TrainConfig) -> Outcome:
     check_unused(path)
     enable_compilation_cache()
     with stop_on_interrupt() as should_stop:
-        callbacks = []
+        callbacks: list[Callback] = []
         trainer = config.build(callbacks, should_stop)
         directory = RunDirectory.create(path, config_to_dict(config))
         console = ConsoleLogger(config.name)

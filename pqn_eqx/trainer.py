@@ -106,9 +106,7 @@ class Programs:
             (PER_MEMBER, PER_MEMBER, STATE_SPEC),
             donate="all-except-first",
         )
-        self.play = program(
-            play, (play_inputs, PER_MEMBER_AND_ENV), PER_MEMBER_AND_ENV, donate="all-except-first"
-        )
+        self.play = program(play, (play_inputs, PER_MEMBER_AND_ENV), PER_MEMBER_AND_ENV, donate="all-except-first")
 
 
 class Pace:
@@ -228,7 +226,7 @@ class Trainer:
         dispatched_at = self._elapsed()
         *outputs, self.state = self._advance(self._advance_inputs(num_updates), self.state)
         self.inputs = tuple(outputs)
-        return Chunk(update + num_updates, num_updates, *outputs, dispatched_at)
+        return Chunk(update + num_updates, num_updates, *self.inputs, dispatched_at)
 
     def _read(self, chunk: Chunk, last: bool = False) -> None:
         """Wait for a chunk and tell the callbacks of it."""

@@ -60,9 +60,7 @@ class Simulator(abc.ABC):
     @abc.abstractmethod
     def step(
         self, key: Key[Array, ""], state: State, action: Int[Array, ""]
-    ) -> tuple[
-        State, Shaped[Array, "..."], Float[Array, ""], Bool[Array, ""], Bool[Array, ""], Float[Array, " E"]
-    ]:
+    ) -> tuple[State, Shaped[Array, "..."], Float[Array, ""], Bool[Array, ""], Bool[Array, ""], Float[Array, " E"]]:
         """State, observation, reward, terminated, truncated and extras after `action`, with no reset of any kind."""
 
 

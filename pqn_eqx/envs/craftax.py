@@ -64,5 +64,3 @@ class CraftaxConfig:
             constants = import_or_explain("craftax.craftax.constants", extra="craftax")
         env = craftax_env.make_craftax_env_from_name(self.name, auto_reset=False)
         return CraftaxSimulator(env, with_params(env.default_params, self.params), constants.Achievement, self.name)
-
-

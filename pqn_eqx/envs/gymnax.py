@@ -81,7 +81,9 @@ class GymnaxConfig:
         try:
             env, params = gymnax.make(self.name, **options)
         except TypeError as error:
-            raise ConfigError(f"env.options: the constructor of {self.name} does not take {options}: {error}") from error
+            raise ConfigError(
+                f"env.options: the constructor of {self.name} does not take {options}: {error}"
+            ) from error
         except OSError as error:
             raise ConfigError(f"env.name: {self.name} needs a data set that could not be fetched: {error}") from error
         return GymnaxSimulator(env, with_params(params, self.params), self.name)

@@ -9,15 +9,16 @@ finishes the loop turns zero times, and the state of the other environments is n
 import abc
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Key, PyTree
+from jaxtyping import Array, Bool, Int, Key
 
 from pqn_eqx.config_groups import group_member
 from pqn_eqx.errors import require_at_least
 
-Worlds = PyTree
+Worlds = Any
 """What a reset replaces, leading N: states and their first observations."""
 
 
@@ -146,4 +147,3 @@ class OptimisticResetConfig:
 
 
 ResetConfig = FullResetConfig | OptimisticResetConfig
-

@@ -77,4 +77,6 @@ class NoNorm(eqx.Module):
 
 def normalization(name: NormalizationName, size: int) -> LayerNorm | RMSNorm | NoNorm:
     """The normalisation called `name` over `size` features."""
-    return {"layer": lambda: LayerNorm(size), "rms": lambda: RMSNorm(size), "none": NoNorm}[name]()
+    if name == "layer":
+        return LayerNorm(size)
+    return RMSNorm(size) if name == "rms" else NoNorm()

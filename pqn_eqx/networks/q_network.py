@@ -48,9 +48,7 @@ class QNetworkConfig:
     head: HeadConfig = LinearHeadConfig()
     """What turns features into action values."""
 
-    def build(
-        self, obs_shape: tuple[int, ...], num_actions: int, num_outputs: int, *, key: Key[Array, ""]
-    ) -> QNetwork:
+    def build(self, obs_shape: tuple[int, ...], num_actions: int, num_outputs: int, *, key: Key[Array, ""]) -> QNetwork:
         encoder_key, memory_key, head_key = jax.random.split(key, 3)
         encoder = self.encoder.build(obs_shape, key=encoder_key)
         memory = self.memory.build(encoder.num_features, key=memory_key)

@@ -1,0 +1,20 @@
+"""What every test shares: emulated devices, the compilation cache and small environments with known values."""
+
+import os
+
+# Before JAX starts: four devices on one CPU, so that distribution is tested on any machine.
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4 " + os.environ.get("XLA_FLAGS", "")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import pytest
+
+from pqn_eqx.cache import enable_compilation_cache
+from pqn_eqx.envs.craftax import CraftaxConfig, CraftaxSimulator
+
+enable_compilation_cache()
+
+
+@pytest.fixture(scope="session")
+def craftax_classic() -> CraftaxSimulator:
+    """Craftax-Classic's simulator: it compiles for most of a minute, so all tests share it and its programs."""
+    return CraftaxConfig(name="Craftax-Classic-Symbolic-v1").simulator()

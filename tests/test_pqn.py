@@ -1,0 +1,256 @@
+"""One update of PQN: its loss, gradients and steps, alone, in a population, and on several devices."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from pqn_eqx.envs.gymnax import GymnaxConfig
+from pqn_eqx.envs.resets import OptimisticResetConfig
+from pqn_eqx.errors import ConfigError
+from pqn_eqx.exploration import EpsilonGreedyConfig
+from pqn_eqx.losses import HuberConfig, MSEConfig
+from pqn_eqx.networks.encoders import MLPConfig
+from pqn_eqx.networks.q_network import QNetworkConfig
+from pqn_eqx.optimizers import AdamConfig, RAdamConfig, SGDConfig
+from pqn_eqx.population import map_members, stack_members
+from pqn_eqx.pqn import PQNConfig
+from pqn_eqx.sharding import PER_ENV, REPLICATED, STATE_SPEC, TrainState, distribute, make_mesh
+
+SMALL = PQNConfig(num_envs=8, num_steps=8, num_minibatches=4, num_epochs=2, learning_rate=1e-3)
+NETWORK = QNetworkConfig(MLPConfig(hidden_size=16))
+ENV = GymnaxConfig("CartPole-v1").build(num_envs=8)
+
+
+def build(config=SMALL, network=NETWORK, loss=MSEConfig(), optimizer=RAdamConfig(), env=ENV):  # noqa: B008
+    return config.build(env, network, loss, optimizer, EpsilonGreedyConfig(finish=0.5), total_timesteps=6_400)
+
+
+def on_devices(function, num_devices, in_specs, out_specs):
+    return jax.jit(distribute(function, make_mesh(jax.devices()[:num_devices]), in_specs, out_specs))
+
+
+# Of `build()` with seed 0: the first updates of a small CartPole run.
+GOLDEN = [
+    {"loss": 0.144609, "q_mean": 0.0652846, "td_error": 0.46834, "grad_norm": 2.50693},
+    {
+        "loss": 0.153339,
+        "q_mean": -0.0503587,
+        "td_error": 0.485843,
+        "grad_norm": 2.91731,
+        "episode_return": 14,
+        "episode_length": 14,
+    },
+    {
+        "loss": 0.178596,
+        "q_mean": -0.0472739,
+        "td_error": 0.519171,
+        "grad_norm": 3.13201,
+        "episode_return": 19,
+        "episode_length": 19,
+    },
+]
+
+ONE_MEMBER = TrainState(learner=REPLICATED, actors=PER_ENV)
+
+
+def updates(algorithm, num_updates, num_devices=1, seed=0):
+    """The state after `num_updates`, and the metrics of each."""
+    init = on_devices(algorithm.init, num_devices, (PER_ENV, REPLICATED), ONE_MEMBER)
+    update = on_devices(algorithm.update, num_devices, (ONE_MEMBER,), (ONE_MEMBER, REPLICATED))
+    state, metrics = init(jnp.arange(8), jax.random.key(seed)), []
+    for _ in range(num_updates):
+        state, latest = update(state)
+        metrics.append(latest.mean())
+    return state, metrics
+
+
+@pytest.fixture(scope="module")
+def three_updates():
+    return updates(build(), 3)
+
+
+def assert_trees_close(a, b, **tolerances):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        np.testing.assert_allclose(x, y, **tolerances)
+
+
+def test_golden_metrics(three_updates):
+    """The first updates of a small run. They may change only where the algorithm, a key or an initialisation does."""
+    _, metrics = three_updates
+    for update, expected in enumerate(GOLDEN):
+        for name, value in expected.items():
+            assert metrics[update][name] == pytest.approx(value, rel=1e-3), f"{name} of update {update}"
+
+
+def test_reports_the_names_it_promises(three_updates):
+    state, metrics = three_updates
+    assert set(metrics[0]) == set(build().metric_names)
+    assert int(state.learner.update) == 3
+
+
+def test_learning_rate_and_epsilon_follow_their_schedules(three_updates):
+    """Red if a schedule counted gradient steps, or were one update off. 100 updates; ε falls to 0.5 within 20."""
+    _, metrics = three_updates
+    np.testing.assert_allclose([m["learning_rate"] for m in metrics], 1e-3 * np.array([1, 0.99, 0.98]), rtol=1e-5)
+    np.testing.assert_allclose([m["epsilon"] for m in metrics], [1, 0.975, 0.95], rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss", [MSEConfig(), HuberConfig(0.5)], ids=["mse", "huber"])
+def test_gradients_by_finite_differences(loss):
+    """The gradient of a minibatch's loss along random directions, in float64."""
+    with jax.enable_x64(True):
+        algorithm = build(loss=loss)
+        network = NETWORK.build((4,), 2, 1, key=jax.random.key(0))
+        network = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), network)
+        keys = jax.random.split(jax.random.key(1), 3)
+        obs, target = jax.random.normal(keys[0], (16, 4)), jax.random.normal(keys[1], (16,)) * 3
+        action, valid = jnp.arange(16) % 2, jnp.arange(16) != 3
+
+        def cost(network):
+            return algorithm.minibatch_loss(network, obs, action, valid, target)[0]
+
+        gradient = jax.grad(cost)(network)
+        leaves, structure = jax.tree.flatten(network)
+        for seed in range(3):
+            direction_keys = jax.random.split(jax.random.fold_in(keys[2], seed), len(leaves))
+            direction = structure.unflatten(
+                [jax.random.normal(k, leaf.shape) for k, leaf in zip(direction_keys, leaves, strict=True)]
+            )
+            step = 1e-6
+            ahead, behind = (jax.tree.map(lambda p, d, s=s: p + s * step * d, network, direction) for s in (1, -1))
+            slope = (cost(ahead) - cost(behind)) / (2 * step)
+            products = jax.tree.map(lambda g, d: jnp.sum(g * d), gradient, direction)
+            assert slope == pytest.approx(float(sum(jax.tree.leaves(products))), rel=1e-6)
+
+
+def test_minibatch_loss_by_hand():
+    """Chosen actions alone, half the square, invalid transitions out, mean over the whole minibatch."""
+    algorithm = build()
+    network = NETWORK.build((4,), 2, 1, key=jax.random.key(0))
+    obs = jax.random.normal(jax.random.key(1), (4, 4))
+    q = np.stack([network.step((), o, jnp.asarray(False))[0][:, 0] for o in obs])
+    action, target = np.array([0, 1, 1, 0]), np.array([1.0, -1.0, 2.0, 500.0])
+    valid = jnp.asarray([True, True, True, False])
+    error = q[np.arange(4), action] - target
+    loss, metrics = algorithm.minibatch_loss(network, obs, jnp.asarray(action), valid, jnp.asarray(target))
+    assert loss == pytest.approx(0.5 * np.sum(error[:3] ** 2) / 4, rel=1e-5)
+    assert metrics["q_mean"] == pytest.approx(q[np.arange(4), action].mean(), rel=1e-4)
+    assert metrics["td_error"] == pytest.approx(np.abs(error).mean(), rel=1e-5)
+
+
+def test_gradients_are_clipped_by_their_global_norm():
+    """Red for element-wise clipping: the direction stays, the length over all leaves is the limit."""
+    algorithm = build(dataclasses.replace(SMALL, max_grad_norm=1.0), optimizer=SGDConfig())
+    transformation = algorithm.transformation(jnp.asarray(1.0))
+    for factor, norm in ((10.0, 1.0), (0.01, 0.05)):
+        grads = {"a": factor * jnp.asarray([3.0]), "b": factor * jnp.asarray([[0.0, 4.0]])}
+        steps, _ = transformation.update(grads, transformation.init(grads))
+        assert optax.global_norm(steps) == pytest.approx(norm, rel=1e-5)
+        np.testing.assert_allclose(steps["b"][0, 1] / steps["a"][0], 4 / 3, rtol=1e-5)
+
+
+def test_every_transition_is_used_once_an_epoch():
+    """With a step of 0 nothing changes between minibatches: the mean loss of an epoch is that of the window."""
+    algorithm = build(dataclasses.replace(SMALL, num_epochs=1))
+    state, _ = updates(algorithm, 0)
+    network = state.learner.network
+    targets = jnp.arange(64.0).reshape(8, 8)
+    obs = jax.random.normal(jax.random.key(5), (8, 8, 4))
+
+    class Window(eqx.Module):
+        obs: jax.Array
+        action: jax.Array
+        valid: jax.Array
+
+    window = Window(obs, jnp.zeros((8, 8), int), jnp.ones((8, 8), bool))
+    learn = on_devices(
+        lambda learner, window: algorithm.learn(learner, window, targets, 0.0, jax.random.key(9))[2],
+        1,
+        (REPLICATED, REPLICATED),
+        REPLICATED,
+    )
+    total, count = learn(state.learner, window)["loss"]
+    whole, _ = algorithm.minibatch_loss(
+        network, obs.reshape(64, 4), jnp.zeros(64, int), jnp.ones(64, bool), targets.reshape(-1)
+    )
+    assert total / count == pytest.approx(float(whole), rel=1e-5)
+
+
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_actors_do_not_depend_on_the_number_of_devices(num_devices):
+    """The first rollout on several devices is that on one: same worlds, same actions, same episode statistics."""
+    (one, one_metrics), (many, many_metrics) = (updates(build(), 1, n) for n in (1, num_devices))
+    assert_trees_close(one.actors, many.actors, rtol=1e-6)
+    for name in ("episode_return", "episode_length", "epsilon"):
+        np.testing.assert_allclose(one_metrics[0][name], many_metrics[0][name], rtol=1e-6)
+
+
+def test_one_minibatch_makes_the_update_independent_of_the_devices():
+    """With a single minibatch shuffling cannot matter: one update on 1, 2 and 4 devices agrees in every parameter.
+
+    Red if gradients were summed instead of averaged over devices, or reduced twice.
+    """
+    config = dataclasses.replace(SMALL, num_minibatches=1)
+    states = [updates(build(config), 1, n) for n in (1, 2, 4)]
+    for state, metrics in states[1:]:
+        assert_trees_close(states[0][0].learner, state.learner, rtol=1e-5, atol=1e-6)
+        for name, value in states[0][1][0].items():
+            np.testing.assert_allclose(metrics[0][name], value, rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("reset", [None, OptimisticResetConfig(ratio=4)], ids=["full", "optimistic"])
+def test_a_member_of_a_population_is_the_run_alone(reset):
+    """Red if members shared a key, a reset or a shuffle: one update to 1e-5, actors exactly."""
+    env = ENV if reset is None else GymnaxConfig("CartPole-v1", reset=reset).build(num_envs=8)
+    algorithm = build(env=env)
+    keys = jnp.stack([jax.random.key(seed) for seed in (0, 1, 2)])
+    mesh = make_mesh(jax.devices()[:1])
+
+    def both(algorithms, keys, index):
+        def member(algorithm, key):
+            return algorithm.update(algorithm.init(index, key))
+
+        return map_members(member, algorithms, keys)
+
+    specs = (STATE_SPEC.learner, STATE_SPEC.learner, PER_ENV)
+    together = jax.jit(distribute(both, mesh, specs, (STATE_SPEC, STATE_SPEC.learner)))
+    population, _ = together(stack_members([algorithm] * 3), keys, jnp.arange(8))
+    for member in range(3):
+        alone, _ = updates(algorithm, 1, seed=member)
+        of_population = jax.tree.map(lambda leaf, m=member: leaf[m], population)
+        assert_trees_close(of_population.learner, alone.learner, rtol=1e-5, atol=1e-6)
+        assert_trees_close(of_population.actors, alone.actors, rtol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [AdamConfig(), SGDConfig(0.9)], ids=["adam", "sgd"])
+@pytest.mark.parametrize("norm", ["rms", "none"])
+def test_every_option_learns_something(optimizer, norm):
+    """Each optimiser and normalisation runs, and changes the network."""
+    network = QNetworkConfig(MLPConfig(hidden_size=16, normalization=norm))
+    before, _ = updates(build(network=network, optimizer=optimizer, loss=HuberConfig()), 0)
+    after, metrics = updates(build(network=network, optimizer=optimizer, loss=HuberConfig()), 1)
+    assert np.isfinite(metrics[0]["loss"])
+    moved = jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), before.learner.network, after.learner.network)
+    assert min(jax.tree.leaves(moved)) > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_envs": 0}, r"num_envs must be at least 1, got 0"),
+        ({"num_minibatches": 7}, r"7 does not divide 32 x 64 = 2048. Divisors nearby: 2, 4, 8"),
+        ({"learning_rate": -1e-4}, r"learning_rate must be a finite number above 0, got -0.0001"),
+        ({"gamma": 1.5}, r"gamma must lie in \[0, 1\], got 1.5"),
+        ({"td_lambda": float("nan")}, r"td_lambda must lie in \[0, 1\], got nan"),
+    ],
+)
+def test_refuses_what_cannot_work(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        PQNConfig(**fields)
