@@ -5,6 +5,7 @@ the rest with the base as its defaults, so that flags and groups come in any ord
 """
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pqn_eqx.errors import ConfigError, nearest
 from pqn_eqx.serialization import load_config
 
 PROGRAM = "python -m pqn_eqx.train"
+GROUP_CHOICE = re.compile(r"(env|env\.reset|loss|optimizer):\S*")
 
 
 def description() -> str:
@@ -57,6 +59,16 @@ def split_base(argv: Sequence[str]) -> tuple[TrainConfig, list[str]]:
     return PRESETS[preset or "cartpole"].config, rest
 
 
+def groups_first(arguments: Sequence[str]) -> list[str]:
+    """The choices of groups (``env.reset:full``) before all flags, outer groups before those within them.
+
+    tyro wants a group before its flags and before the groups within it; users need not know.
+    """
+    chosen = [argument for argument in arguments if GROUP_CHOICE.fullmatch(argument)]
+    flags = [argument for argument in arguments if not GROUP_CHOICE.fullmatch(argument)]
+    return sorted(chosen, key=lambda choice: choice.partition(":")[0].count(".")) + flags
+
+
 def parse(argv: Sequence[str]) -> TrainConfig:
     """The configuration that `argv` asks for. Raises `ConfigError`; leaves as tyro does for `--help` and bad flags."""
     base, rest = split_base(argv)
@@ -64,7 +76,7 @@ def parse(argv: Sequence[str]) -> TrainConfig:
         TrainConfig,
         prog=PROGRAM,
         description=description(),
-        args=rest,
+        args=groups_first(rest),
         default=base,
         config=(tyro.conf.CascadeSubcommandArgs,),
     )

@@ -100,7 +100,7 @@ class ConsoleLogger(Callback):
     def __init__(self, title: str, console: Console | None = None):
         self.console = console or Console()
         self.title = title
-        self.mean_return = self.eval_return = float("nan")
+        self.mean_return: float | None = None
         self.last_line = 0.0
         self.progress: Progress | None = None
 
@@ -122,11 +122,11 @@ class ConsoleLogger(Callback):
                 BarColumn(),
                 TaskProgressColumn(),
                 TextColumn("{task.fields[rate]:>11,.0f} steps/s"),
-                TextColumn("return {task.fields[mean_return]:.1f}"),
+                TextColumn("return {task.fields[mean_return]}"),
                 TimeRemainingColumn(compact=True),
                 console=self.console,
             )
-            self.task = self.progress.add_task("", total=self.plan.num_updates, rate=0, mean_return=float("nan"))
+            self.task = self.progress.add_task("", total=self.plan.num_updates, rate=0, mean_return="-")
             self.progress.start()
 
     def on_progress(self, interval: Interval) -> None:
@@ -138,13 +138,13 @@ class ConsoleLogger(Callback):
                 self.task,
                 completed=interval.update,
                 rate=interval.steps_per_second,
-                mean_return=self.mean_return,
+                mean_return=self._mean_return(),
             )
         elif interval.wall_seconds - self.last_line >= self.LINE_SECONDS:
             self.last_line = interval.wall_seconds
             self._say(
                 f"{interval.update / self.plan.num_updates:4.0%}  {interval.env_steps:>13,} steps  "
-                f"{interval.steps_per_second:>11,.0f} steps/s  return {self.mean_return:.1f}"
+                f"{interval.steps_per_second:>11,.0f} steps/s  return {self._mean_return()}"
             )
 
     def on_evaluation(self, evaluated: Evaluated) -> None:
@@ -169,6 +169,9 @@ class ConsoleLogger(Callback):
         if self.progress is not None:
             self.progress.stop()
             self.progress = None
+
+    def _mean_return(self) -> str:
+        return "-" if self.mean_return is None else f"{self.mean_return:.1f}"
 
     def _say(self, line: str) -> None:
         self.console.print(line, highlight=False, soft_wrap=True)

@@ -28,7 +28,10 @@ def mean_and_interval(values: np.ndarray, resamples: int = 1000) -> tuple[np.nda
     rng = np.random.default_rng(0)
     draws = rng.integers(values.shape[0], size=(resamples, values.shape[0]))
     mean = _nanmean(values, axis=0)
-    low, high = np.nanquantile(_nanmean(values[draws], axis=1), [0.025, 0.975], axis=0)
+    low, high = np.full_like(mean, np.nan), np.full_like(mean, np.nan)
+    known = np.isfinite(mean)
+    resampled = _nanmean(values[draws][..., known], axis=1)
+    low[known], high[known] = np.nanquantile(resampled, [0.025, 0.975], axis=0)
     return mean, low, high
 
 

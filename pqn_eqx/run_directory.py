@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from pqn_eqx.errors import UserError
+from pqn_eqx.errors import ConfigError, UserError
 
 CONFIG, METRICS, EVALUATIONS, SUMMARY, FIGURE = (
     "config.json",
@@ -35,11 +35,11 @@ def default_run_directory(name: str) -> Path:
 
 
 def check_unused(path: Path) -> None:
-    """Raise `UserError` where `path` holds a run already, or is no folder."""
+    """Raise `ConfigError` where `path` holds a run already, or is no folder."""
     if path.exists() and not path.is_dir():
-        raise UserError(f"run_dir: {path} is a file; give a folder that holds no run yet.")
+        raise ConfigError(f"run_dir: {path} is a file; give a folder that holds no run yet.")
     if any((path / name).exists() for name in (CONFIG, METRICS, EVALUATIONS, SUMMARY)):
-        raise UserError(f"run_dir: {path} holds a run already; give another folder, or remove this one.")
+        raise ConfigError(f"run_dir: {path} holds a run already; give another folder, or remove this one.")
 
 
 class RunDirectory:

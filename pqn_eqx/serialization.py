@@ -2,9 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import cattrs
+import cattrs.v
 from cattrs.strategies import configure_tagged_union
 
 from pqn_eqx.config import EnvConfig, TrainConfig
@@ -38,7 +39,27 @@ def _converter() -> cattrs.Converter:
     converter.register_unstructure_hook(Path, str)
     for group in GROUPS:
         configure_tagged_union(group, converter, tag_name="type", tag_generator=group_name)
+        converter.register_structure_hook(group, _known_member(group, converter.get_structure_hook(group)))
     return converter
+
+
+def _known_member(group: Any, structure: Any) -> Any:
+    """`structure` for a config group, after a look at whether its `type` is one of the group's members."""
+    names = [group_name(member) for member in get_args(group)]
+
+    def checked(value: Any, target: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ConfigError(f"expected an object with a type of {', '.join(names)}, got {value!r}")
+        if value.get("type") not in names:
+            raise ConfigError(f"type must be one of {', '.join(names)}, got {value.get('type')!r}")
+        return structure(value, target)
+
+    return checked
+
+
+def _explain(error: BaseException, target: Any) -> str:
+    """Our own errors say what is wrong; cattrs' words serve for the rest."""
+    return str(error) if isinstance(error, ConfigError) else cattrs.v.format_exception(error, target)
 
 
 def config_to_dict(config: TrainConfig) -> dict[str, Any]:
@@ -51,7 +72,7 @@ def config_from_dict(data: dict[str, Any]) -> TrainConfig:
     try:
         return _converter().structure(data, TrainConfig)
     except Exception as error:
-        problems = cattrs.transform_error(error, path="config")
+        problems = cattrs.transform_error(error, path="config", format_exception=_explain)
         raise ConfigError("; ".join(problem.replace(" @ ", " at ") for problem in problems)) from error
 
 

@@ -1,6 +1,7 @@
 """The command: ``python -m pqn_eqx.train [PRESET | --config FILE] [flags]``."""
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -61,6 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # The reader of our output left (`--help | head`): nothing can be told to it, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return 0
 
 

@@ -67,10 +67,9 @@ class Programs:
             def member(algorithm, metrics, diverged_at, state):
                 def update(_, carry):
                     total, diverged_at, state = carry
-                    before = state.learner.update
                     state, metrics = algorithm.update(state)
                     failed = ~jnp.isfinite(metrics.total["loss"]) & (diverged_at < 0)
-                    return total + metrics, jnp.where(failed, before, diverged_at), state
+                    return total + metrics, jnp.where(failed, state.learner.update, diverged_at), state
 
                 return jax.lax.fori_loop(0, num_updates, update, (metrics, diverged_at, state))
 
@@ -184,7 +183,7 @@ class Trainer:
             raise DivergenceError(
                 f"Training diverged: no member's loss is finite any more. First not finite at update "
                 f"{', '.join(map(str, self.diverged_at))} (by member) of {self.plan.num_updates}. What was logged "
-                f"is kept. Lower --learning-rate, --max-grad-norm or --reward-scale."
+                f"is kept. Lower --learning-rate or --reward-scale, or choose another optimizer."
             )
         return outcome
 

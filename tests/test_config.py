@@ -106,6 +106,7 @@ def test_environment_steps_do_not_overflow():
 
 REFUSED = {
     "num_envs": lambda: PQNConfig(num_envs=0),
+    "num_envs ": lambda: PQNConfig(num_envs=NAN),
     "num_steps": lambda: PQNConfig(num_steps=0),
     "num_minibatches": lambda: PQNConfig(num_minibatches=0),
     "num_epochs": lambda: PQNConfig(num_epochs=-1),

@@ -184,7 +184,7 @@ def test_one_file_names_mesh_axes():
         "psum_scatter",
         "pbroadcast",
     }
-    layouts = {"PartitionSpec", "NamedSharding", "shard_map", "pmap", "pvary", "pcast"}
+    layouts = {"PartitionSpec", "NamedSharding", "shard_map", "pmap", "pbroadcast", "pvary", "pcast"}
     axes = {"axis_index", "axis_size", "axis_name", "spmd_axis_name", "MEMBER", "ENV"}
     words = collectives | layouts | axes
     for module in FILES:

@@ -141,9 +141,8 @@ def test_optimistic_reset_deals_a_limited_number_of_whole_worlds(group_size, rat
 def test_block_size_changes_no_world():
     """Red if the block size of the optimistic rule decides who shares with whom."""
     done, keys = masks(24)[-1], keys_of(24)
-    first, *others = [apply(OptimisticReset(8, 4, block_size), done, keys) for block_size in (1, 3, 64)]
-    for other in others:
-        assert_bitwise(other, first)
+    first, other = [apply(OptimisticReset(8, 4, block_size), done, keys) for block_size in (3, 64)]
+    assert_bitwise(other, first)
 
 
 def test_groups_do_not_influence_each_other():
@@ -151,7 +150,7 @@ def test_groups_do_not_influence_each_other():
     rule, keys = OptimisticReset(8, 4), keys_of(24)
     done = np.arange(24) % 4 != 1
     together = apply(rule, done, keys)
-    other_neighbours = apply(rule, np.where((8 <= np.arange(24)) & (np.arange(24) < 16), done, ~done), keys)
+    other_neighbours = apply(rule, np.where(np.arange(24) // 8 == 1, done, ~done), keys)
     alone = jit(lambda old: rule(make, jnp.asarray(done[8:16]), old, keys[8:16]))(
         jax.tree.map(lambda leaf: leaf[8:16], old_worlds(24))
     )
@@ -233,5 +232,5 @@ def test_block_of_no_worlds_is_refused(config, block_size):
 
 def test_ratio_below_one_is_refused():
     """Red if a group may build more worlds than it has environments."""
-    with pytest.raises(ConfigError, match="env.reset.ratio must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match=r"env.reset.ratio must be at least 1, got 0"):
         OptimisticResetConfig(ratio=0)

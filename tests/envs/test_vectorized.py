@@ -81,7 +81,7 @@ def test_episode_statistics_are_whole_and_start_again():
 def test_flags_are_passed_through(terminal, time_limit, terminated, truncated):
     """Red if one flag hides the other, or an episode goes on after either of them."""
     env = VectorizedEnvironment(Corridor(terminal=terminal, time_limit=time_limit, num_cells=10), FullReset())
-    state, steps = walk(env, start(env, [0]), jnp.ones((3, 1), int))
+    _, steps = walk(env, start(env, [0]), jnp.ones((3, 1), int))
     assert steps.terminated[:, 0].tolist() == terminated
     assert steps.truncated[:, 0].tolist() == truncated
     assert steps.done[:, 0].tolist() == [0, 1, 0]
