@@ -1,0 +1,39 @@
+"""The presets reach their reference numbers. Minutes each: ``pytest -m slow``."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def train(directory, *arguments):
+    command = [sys.executable, "-m", "pqn_eqx.train", *arguments, "--run-dir", str(directory)]
+    subprocess.run(command, check=True, timeout=7200)
+    return json.loads((directory / "summary.json").read_text())
+
+
+def test_cartpole_reaches_its_top_score(tmp_path):
+    result = train(tmp_path / "one")["eval_return"]
+    assert result["mean"] >= 495
+    assert result["unfinished"] == [0]
+
+
+def test_cartpole_does_so_for_every_seed(tmp_path):
+    result = train(tmp_path / "five", "cartpole", "--num-seeds", "5")["eval_return"]
+    assert min(result["per_member"]) >= 475
+    assert result["mean"] >= 490
+
+
+def test_acrobot(tmp_path):
+    assert train(tmp_path / "acrobot", "acrobot", "--num-seeds", "5")["eval_return"]["mean"] >= -92
+
+
+def test_craftax_classic_learns_far_beyond_chance(tmp_path):
+    """Against the uniformly random policy, played by the same code."""
+    games = ["craftax-classic", "--num-seeds", "3", "--eval.num-envs", "256"]
+    random = train(tmp_path / "random", *games, "--total-timesteps", "4096", "--eval.epsilon", "1")
+    trained = train(tmp_path / "trained", *games)
+    assert trained["eval_return"]["mean"] >= 2.8 * random["eval_return"]["mean"]
