@@ -42,7 +42,8 @@ class GymnaxSimulator(Simulator):
 
     def reset(self, key):
         obs, state = self.env.reset_env(key, self.params)
-        return jax.tree.map(jnp.asarray, state), self._obs(obs)
+        # Python's numbers become arrays of a fixed type, so that a state looks alike after a reset and after a step.
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.asarray(leaf).dtype), state), self._obs(obs)
 
     def step(self, key, state, action):
         obs, state, reward, terminated, _ = self.env.step_env(key, state, action, self.params)
@@ -77,10 +78,10 @@ class GymnaxConfig:
                 f"env.name: gymnax has no environment {self.name!r}. {nearest(self.name, gymnax.registered_envs)}"
                 f"It has: {', '.join(gymnax.registered_envs)}."
             )
-        options = {name: int(value) if value == int(value) else value for name, value in self.options.items()}
+        options = {name: int(value) if value.is_integer() else value for name, value in self.options.items()}
         try:
             env, params = gymnax.make(self.name, **options)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"env.options: the constructor of {self.name} does not take {options}: {error}"
             ) from error

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import math
 from typing import Any
 
 from pqn_eqx.errors import ConfigError, nearest
@@ -42,7 +43,7 @@ def with_params(params: Any, changes: dict[str, float]) -> Any:
                 f"{', '.join(f'{k} ({v})' for k, v in known.items())}."
             )
         kind = type(known[name])
-        if kind(value) != value:
+        if kind is not float and not (math.isfinite(value) and kind(value) == value):
             raise ConfigError(f"env.params: {name} is of type {kind.__name__}, got {value}.")
         cast[name] = kind(value)
     return dataclasses.replace(params, **cast)

@@ -73,6 +73,12 @@ class FullReset(ResetRule):
         return replace_selected(lambda block: jax.vmap(make)(keys[block]), done, worlds, self.block_size)
 
 
+_DRAW = 0x0DEA15ED
+"""Sets the draws of the optimistic rule apart from the worlds, which are made from the same key. Any small number
+would not: `fold_in(key, i)` is `split(key, n)[i]`, so a draw would be one of the numbers that a world is made of, and
+which world wins would depend on what is in it."""
+
+
 @dataclasses.dataclass(frozen=True)
 class OptimisticReset(ResetRule):
     """At most group_size / ratio new worlds in each group of environments on one step.
@@ -91,7 +97,7 @@ class OptimisticReset(ResetRule):
     def __call__(self, make, done, worlds, keys):
         num_worlds = max(1, self.group_size // self.ratio)
         grouped = done.reshape(-1, self.group_size)
-        draws = jax.vmap(lambda key: jax.random.split(key, 3))(keys)
+        draws = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, _DRAW)))(keys)
         priority = jax.vmap(jax.random.uniform)(draws[:, 0]).reshape(grouped.shape)
         # Finished environments first, in random order; `rank` is each environment's place in that order.
         order = jnp.argsort(jnp.where(grouped, priority, jnp.inf), axis=1)

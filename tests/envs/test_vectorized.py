@@ -102,6 +102,22 @@ def test_new_worlds_come_from_the_environments_own_keys():
     assert not set(other.world["tag"].tolist()) & set(tags.tolist())
 
 
+def test_step_and_new_world_have_different_keys():
+    """Red if a new world is made from the key that moved the old one: what happens last would tell what comes next."""
+
+    class KeyedCorridor(Corridor):
+        def step(self, key, state, action):
+            state, *others = super().step(key, state, action)
+            return {**state, "tag": jax.random.bits(key)}, *others
+
+    keys = jax.random.split(jax.random.key(3), ENVS)
+    tags = []
+    for terminal in (9, 1):
+        env = VectorizedEnvironment(KeyedCorridor(terminal=terminal), FullReset())
+        tags += env.step(start(env, [0] * ENVS), jnp.zeros(ENVS, int), keys)[0].world["tag"].tolist()
+    assert len(set(tags) | set(jax.vmap(jax.random.bits)(keys).tolist())) == 3 * ENVS
+
+
 @pytest.fixture(scope="module", params=[FullReset(), OptimisticReset(ENVS, 2)], ids=["full", "optimistic"])
 def env(request):
     """Worlds that end after two steps. Under the optimistic rule two of them share a world where four end at once."""
