@@ -78,7 +78,7 @@ class GymnaxConfig:
                 f"env.name: gymnax has no environment {self.name!r}. {nearest(self.name, gymnax.registered_envs)}"
                 f"It has: {', '.join(gymnax.registered_envs)}."
             )
-        options = {name: int(value) if value.is_integer() else value for name, value in self.options.items()}
+        options = {name: int(value) if float(value).is_integer() else value for name, value in self.options.items()}
         try:
             env, params = gymnax.make(self.name, **options)
         except (TypeError, ValueError) as error:
