@@ -43,7 +43,7 @@ def with_params(params: Any, changes: dict[str, float]) -> Any:
                 f"{', '.join(f'{k} ({v})' for k, v in known.items())}."
             )
         kind = type(known[name])
-        if kind is not float and not (math.isfinite(value) and kind(value) == value):
+        if math.isnan(value) or (kind is not float and (math.isinf(value) or kind(value) != value)):
             raise ConfigError(f"env.params: {name} is of type {kind.__name__}, got {value}.")
         cast[name] = kind(value)
     return dataclasses.replace(params, **cast)
