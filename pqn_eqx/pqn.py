@@ -1,4 +1,4 @@
-"""PQN, the Parallelised Q-Network (arXiv 2407.04811, algorithm 1): online Q(λ) in many environments at once, with
+"""PQN, the Parallelised Q-Network (arXiv 2407.04811): online Q(λ) in many environments at once, with
 no replay buffer and no target network.
 
 One update: act for `num_steps` steps in `num_envs` environments, compute Q(λ) returns of the window, then take

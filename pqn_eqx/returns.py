@@ -30,7 +30,7 @@ def lambda_returns(
     gamma: Float[Array, ""],
     td_lambda: Float[Array, ""],
 ) -> Float[Array, "T N"]:
-    """Q(λ) returns of a window of T steps, as PQN uses them (arXiv 2407.04811, section 3.2, eq. 4; Peng's Q(λ)).
+    """Q(λ) returns of a window of T steps, as PQN uses them (arXiv 2407.04811; Peng's Q(λ)).
 
     With V_t = `next_value`[t] = max_a Q(next_obs_t, a), for t = T-1, ..., 0:
 

@@ -155,13 +155,13 @@ def test_a_value_that_cannot_work_is_refused_by_name(field):
 
 def test_the_largest_values_that_work_are_taken():
     """Red where a bound refuses its own end."""
-    PQNConfig(gamma=1.0, td_lambda=0.0)
-    PQNConfig(gamma=0.0, td_lambda=1.0)
-    TrainConfig(seed=2**31 - 1)
-    TrainConfig(seed=2**31 - 2, num_seeds=2)
-    TrainConfig(total_timesteps=2048)
-    EvaluationConfig(epsilon=1.0, num_envs=1, interval=1, max_steps=1)
-    EpsilonGreedyConfig(start=0.0, finish=1.0, decay_fraction=0.0)
+    assert PQNConfig(gamma=1.0, td_lambda=0.0).gamma == 1
+    assert PQNConfig(gamma=0.0, td_lambda=1.0).td_lambda == 1
+    assert TrainConfig(seed=2**31 - 1).plan.seeds == (2**31 - 1,)
+    assert TrainConfig(seed=2**31 - 2, num_seeds=2).plan.seeds == (2**31 - 2, 2**31 - 1)
+    assert TrainConfig(total_timesteps=2048).plan.num_updates == 1
+    assert EvaluationConfig(epsilon=1.0, num_envs=1, interval=1, max_steps=1).epsilon == 1
+    assert EpsilonGreedyConfig(start=0.0, finish=1.0, decay_fraction=0.0).finish == 1
 
 
 def test_minibatches_that_do_not_divide_name_numbers_and_divisors():

@@ -176,6 +176,7 @@ def test_summary_draws_the_figure(tmp_path):
         logger.on_end(outcome())
     with Image.open(tmp_path / "learning_curve.png") as image:
         image.load()
+        assert min(image.size) > 100
 
 
 def console(terminal: bool) -> tuple[ConsoleLogger, io.StringIO]:

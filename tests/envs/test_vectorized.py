@@ -234,14 +234,14 @@ def computations(text):
 
 def reachable(found, roots, through_loops):
     """Names of the computations that `roots` run, with or without the bodies of their loops."""
-    seen, todo = set(), list(roots)
-    while todo:
-        name = todo.pop()
+    seen, pending = set(), list(roots)
+    while pending:
+        name = pending.pop()
         if name in found and name not in seen:
             seen.add(name)
             for line in found[name]:
                 calls = line if through_loops else re.sub(r"body=%?[\w.\-]+", "", line)
-                todo += re.findall(r"(?<==|[{ ])%([\w.\-]+)", calls)
+                pending += re.findall(r"(?<==|[{ ])%([\w.\-]+)", calls)
     return seen
 
 
