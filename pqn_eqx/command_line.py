@@ -11,17 +11,19 @@ from pathlib import Path
 
 import tyro
 
-from pqn_eqx.config import PRESETS, TrainConfig
+from pqn_eqx.config import TrainConfig
 from pqn_eqx.errors import ConfigError, nearest
+from pqn_eqx.presets import PRESETS
 from pqn_eqx.serialization import load_config
 
 PROGRAM = "python -m pqn_eqx.train"
-GROUP_CHOICE = re.compile(r"(env|env\.reset|loss|optimizer):\S*")
+GROUP_CHOICE = re.compile(r"(env|env\.reset|network\.(encoder|memory|head)|loss|optimizer):\S*")
 
 
 def description() -> str:
     """What stands above the options in `--help`."""
-    presets = "\n".join(f"  {name:<16} {preset.summary}" for name, preset in PRESETS.items())
+    width = max(map(len, PRESETS)) + 1
+    presets = "\n".join(f"  {name:<{width}} {preset.summary}" for name, preset in PRESETS.items())
     return (
         "Train PQN (arXiv 2407.04811): Q-learning in many environments at once, without replay and target network.\n\n"
         f"  {PROGRAM} [PRESET | --config FILE] [flags and groups in any order]\n\n"

@@ -1,4 +1,4 @@
-"""The configuration of a run, and its presets: the one file that knows every choice."""
+"""The configuration of a run: the one file that puts every choice together."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import jax
+import jax.numpy as jnp
 from tyro.conf import arg
 
 from pqn_eqx.callbacks import Callback, Plan
@@ -16,7 +17,6 @@ from pqn_eqx.errors import require, require_at_least
 from pqn_eqx.evaluate import EvaluationConfig
 from pqn_eqx.exploration import EpsilonGreedyConfig
 from pqn_eqx.losses import LossConfig, MSEConfig
-from pqn_eqx.networks.encoders import MLPConfig
 from pqn_eqx.networks.q_network import QNetworkConfig
 from pqn_eqx.optimizers import OptimizerConfig, RAdamConfig
 from pqn_eqx.population import stack_members
@@ -70,6 +70,7 @@ class TrainConfig:
             f"num_steps = {self.algorithm.num_envs} x {self.algorithm.num_steps} = "
             f"{self.algorithm.steps_per_update:,}. Raise it, or lower --num-envs or --num-steps.",
         )
+        self.algorithm.check(self.network)
         if self.log_interval is not None:
             require_at_least(1, log_interval=self.log_interval)
 
@@ -100,6 +101,8 @@ class TrainConfig:
         algorithm = self.algorithm.build(
             env, self.network, self.loss, self.optimizer, self.exploration, self.total_timesteps
         )
+        # A network that cannot read the observations is refused here, before anything compiles.
+        jax.eval_shape(algorithm.init, jnp.arange(1), jax.random.key(0))
         plan = dataclasses.replace(self.plan, eval_max_steps=self.eval.max_steps or env.time_limit)
         return Trainer(
             algorithms=stack_members([algorithm] * self.num_seeds),
@@ -109,67 +112,3 @@ class TrainConfig:
             callbacks=callbacks,
             should_stop=should_stop,
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class Preset:
-    """A named starting point: what it is for, and its configuration."""
-
-    summary: str
-    config: TrainConfig
-
-
-PRESETS: dict[str, Preset] = {
-    "cartpole": Preset(
-        "CartPole-v1 to its top score in half a million steps: about a minute on two cores. The default.",
-        TrainConfig(),
-    ),
-    "acrobot": Preset(
-        "Acrobot-v1 in half a million steps.",
-        TrainConfig(
-            name="acrobot",
-            env=GymnaxConfig("Acrobot-v1"),
-            algorithm=PQNConfig(learning_rate=5e-4),
-            exploration=EpsilonGreedyConfig(finish=0.05),
-        ),
-    ),
-    "craftax-classic": Preset(
-        "Craftax-Classic from symbols, tuned for a million steps.",
-        TrainConfig(
-            name="craftax-classic",
-            total_timesteps=1_000_000,
-            env=CraftaxConfig("Craftax-Classic-Symbolic-v1"),
-            network=QNetworkConfig(MLPConfig(hidden_size=512)),
-            algorithm=PQNConfig(
-                num_envs=128,
-                num_steps=32,
-                num_epochs=2,
-                num_minibatches=16,
-                learning_rate=5e-4,
-                td_lambda=0.65,
-                reward_scale=1.0,
-            ),
-            exploration=EpsilonGreedyConfig(start=1.0, finish=0.05, decay_fraction=0.2),
-        ),
-    ),
-    "craftax": Preset(
-        "Craftax from symbols, feed-forward, for a billion steps on an accelerator.",
-        TrainConfig(
-            name="craftax",
-            total_timesteps=1_000_000_000,
-            env=CraftaxConfig("Craftax-Symbolic-v1"),
-            network=QNetworkConfig(MLPConfig(hidden_size=1024, num_layers=4)),
-            algorithm=PQNConfig(
-                num_envs=1024,
-                num_steps=1,
-                num_epochs=1,
-                num_minibatches=1,
-                td_lambda=0.0,
-                max_grad_norm=1.0,
-                reward_scale=1.0,
-            ),
-            exploration=EpsilonGreedyConfig(start=0.1, finish=0.005, decay_fraction=0.2),
-            eval=EvaluationConfig(max_steps=10_000),
-        ),
-    ),
-}

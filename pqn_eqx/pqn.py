@@ -2,27 +2,30 @@
 no replay buffer and no target network.
 
 One update: act for `num_steps` steps in `num_envs` environments, compute Q(λ) returns of the window, then take
-`num_epochs` × `num_minibatches` gradient steps on them.
+`num_epochs` × `num_minibatches` gradient steps on them. What a minibatch draws from is *sequences*: of one step each
+for a feed-forward network, of the whole window of an environment for one with a memory.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from pqn_eqx.envs.base import Environment
 from pqn_eqx.errors import require, require_at_least, require_positive, require_unit_interval
 from pqn_eqx.exploration import EpsilonGreedyConfig, LinearSchedule
 from pqn_eqx.losses import Loss, LossConfig
 from pqn_eqx.metrics import Metrics, episode_metrics
-from pqn_eqx.networks.q_network import QNetwork, QNetworkConfig
+from pqn_eqx.networks.memory import MemoryState
+from pqn_eqx.networks.normalization import split_statistics
+from pqn_eqx.networks.q_network import Inputs, QNetwork, QNetworkConfig
 from pqn_eqx.optimizers import OptimizerConfig
 from pqn_eqx.returns import lambda_returns, successor_values
-from pqn_eqx.rollout import Transition, initial_actors, q_values, rollout
+from pqn_eqx.rollout import Actors, Transition, initial_actors, q_values, rollout
 from pqn_eqx.sharding import TrainState, mean_over_envs
 
 
@@ -34,6 +37,49 @@ class Learner(eqx.Module):
     key: Key[Array, ""]
     update: Int[Array, ""]
     """Updates taken. Everything that changes over a run is a function of it, so that a resumed run continues."""
+
+
+class Past(eqx.Module):
+    """The `memory_window` W steps before the present window: no more of them than is used. Leaves lead with N, W."""
+
+    memory: MemoryState
+    """Before the oldest of the steps; leaves lead with N alone."""
+    steps: Transition | Inputs
+    """Transitions where the steps are trained on, inputs where they burn in."""
+
+
+class PQNActors(eqx.Module):
+    """The environments, and what learning keeps of their past; every leaf has a leading N."""
+
+    current: Actors
+    past: Past | None
+
+
+class Sequences(eqx.Module):
+    """B sequences of L steps to learn from; time comes before B."""
+
+    memory: MemoryState
+    """Before the first step, [B ...]."""
+    burn_in: Inputs | None
+    """What the memory is to go through before the first step, [W, B]."""
+    transitions: Transition
+    targets: Float[Array, "L B"]
+    following: Inputs
+    """What the network is told after the last step, [B]."""
+
+    def take(self, indices: Int[Array, " b"]) -> "Sequences":
+        """The sequences of these numbers."""
+
+        def pick(axis: int, tree: PyTree) -> PyTree:
+            return jax.tree.map(lambda leaf: jnp.take(leaf, indices, axis), tree)
+
+        return Sequences(
+            pick(0, self.memory),
+            pick(1, self.burn_in),
+            pick(1, self.transitions),
+            pick(1, self.targets),
+            pick(0, self.following),
+        )
 
 
 class PQN(eqx.Module):
@@ -54,13 +100,16 @@ class PQN(eqx.Module):
     num_steps: int = eqx.field(static=True)
     num_minibatches: int = eqx.field(static=True)
     num_epochs: int = eqx.field(static=True)
+    memory_window: int = eqx.field(static=True)
+    burns_in: bool = eqx.field(static=True)
+    recompute_targets: bool = eqx.field(static=True)
     steps_per_update: int = eqx.field(static=True)
     """Environment steps of one update, over all environments on all devices."""
 
     @property
     def metric_names(self) -> tuple[str, ...]:
         """What `update` reports."""
-        learning = ("loss", "q_mean", "td_error", "grad_norm", "epsilon", "learning_rate")
+        learning = ("loss", "q_mean", "td_error", "grad_norm", "epsilon", "learning_rate", *self.loss.metric_names)
         return (*learning, "episode_return", "episode_length", *self.env.extra_names)
 
     def init(self, index: Int[Array, " N"], key: Key[Array, ""]) -> TrainState:
@@ -68,26 +117,60 @@ class PQN(eqx.Module):
         network_key, env_key, key = jax.random.split(key, 3)
         env = self.env
         network = self.network.build(env.obs_shape, env.num_actions, self.loss.num_outputs, key=network_key)
-        learner = Learner(network, self.transformation(self.learning_rate.start).init(network), key, jnp.zeros((), int))
-        return TrainState(learner, initial_actors(env, network, index, env_key))
+        optimizer_state = self.transformation(self.learning_rate.start).init(split_statistics(network)[0])
+        learner = Learner(network, optimizer_state, key, jnp.zeros((), int))
+        actors = initial_actors(env, network, index, env_key)
+        return TrainState(learner, PQNActors(actors, self._no_past(actors)))
 
     def update(self, state: TrainState) -> tuple[TrainState, Metrics]:
         """Act, compute returns, learn. The metrics are those of this update, over all environments."""
-        learner, actors = state.learner, state.actors
+        learner, past = state.learner, state.actors.past
         key, rollout_key, shuffle_key = jax.random.split(learner.key, 3)
         epsilon = self.epsilon(learner.update.astype(float) * self.steps_per_update)
         learning_rate = self.learning_rate(learner.update)
 
-        actors, transitions, episodes = rollout(
-            self.env, learner.network, self.loss, epsilon, actors, rollout_key, self.num_steps
+        memory = state.actors.current.memory
+        actors, transitions, episodes, memory_before_kept = rollout(
+            self.env,
+            learner.network,
+            self.loss,
+            epsilon,
+            state.actors.current,
+            rollout_key,
+            self.num_steps,
+            remember_at=self.num_steps - self.memory_window,
         )
-        last_q, _ = q_values(learner.network, self.loss, actors.memory, actors.obs, actors.reset)
-        targets = self.targets(transitions, jnp.max(last_q, axis=-1))
-        network, optimizer_state, learning = self.learn(learner, transitions, targets, learning_rate, shuffle_key)
+        sequences = self.sequences(learner.network, memory, past, transitions, actors)
+        network, optimizer_state, learning = self.learn(learner, sequences, learning_rate, shuffle_key)
+        observations = transitions.inputs.obs.reshape(-1, *self.env.obs_shape)
+        network = network.observe(observations, mean_over_envs, self.steps_per_update)
 
         metrics = Metrics.of(epsilon=(epsilon, 1), learning_rate=(learning_rate, 1), **learning)
         metrics = metrics.join(episode_metrics(episodes, self.env.extra_names)).over_devices()
-        return TrainState(Learner(network, optimizer_state, key, learner.update + 1), actors), metrics
+        learner = Learner(network, optimizer_state, key, learner.update + 1)
+        return TrainState(learner, PQNActors(actors, self._past(memory_before_kept, transitions))), metrics
+
+    def sequences(
+        self, network: QNetwork, memory: MemoryState, past: Past | None, transitions: Transition, actors: Actors
+    ) -> Sequences:
+        """What there is to learn from: the window [T, N] with its targets, and the past before it.
+
+        `memory` is that at the start of the window, `actors` are those after it.
+        """
+        burn_in = None
+        if past is not None:
+            memory, steps = past.memory, _time_first(past.steps)
+            if self.burns_in:
+                burn_in = steps
+            else:
+                transitions = jax.tree.map(lambda *parts: jnp.concatenate(parts), steps, transitions)
+        last_q, _ = q_values(network, self.loss, actors.memory, actors.inputs)
+        targets = self.targets(transitions, jnp.max(last_q, axis=-1))
+        if self._learns_windows:
+            return Sequences(memory, burn_in, transitions, targets, actors.inputs)
+        # Each step is a sequence of its own; nothing follows it, since its target is known.
+        transitions, targets = jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), (transitions, targets))
+        return Sequences((), None, transitions, targets, ())
 
     def targets(self, transitions: Transition, last_value: Float[Array, " N"]) -> Float[Array, "T N"]:
         """Q(λ) returns of the window, in scaled rewards; `last_value` is that of the observation after it."""
@@ -101,25 +184,23 @@ class PQN(eqx.Module):
             self.td_lambda,
         )
 
-    def learn(self, learner, transitions, targets, learning_rate, key):
-        """All gradient steps of an update: epochs of minibatches, shuffled by index over time and environments."""
-        batch = jax.tree.map(
-            lambda leaf: leaf.reshape(-1, *leaf.shape[2:]),
-            (transitions.obs, transitions.action, transitions.valid, targets),
-        )
+    def learn(self, learner: Learner, sequences: Sequences, learning_rate: Float[Array, ""], key: Key[Array, ""]):
+        """All gradient steps of an update: epochs of minibatches of sequences, shuffled by index."""
         transformation = self.transformation(learning_rate)
 
         def gradient_step(carry, indices):
             network, optimizer_state = carry
-            minibatch = jax.tree.map(lambda leaf: leaf[indices], batch)
-            grads, metrics = jax.grad(self.minibatch_loss, has_aux=True)(network, *minibatch)
+            parameters, statistics = split_statistics(network)
+            grads, (statistics, metrics) = jax.grad(self.minibatch_loss, has_aux=True)(
+                parameters, statistics, sequences.take(indices)
+            )
             grads = mean_over_envs(grads)
-            updates, optimizer_state = transformation.update(grads, optimizer_state, network)
+            updates, optimizer_state = transformation.update(grads, optimizer_state, parameters)
             metrics |= {"grad_norm": optax.global_norm(grads)}
-            return (optax.apply_updates(network, updates), optimizer_state), metrics
+            return (eqx.combine(optax.apply_updates(parameters, updates), statistics), optimizer_state), metrics
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, targets.size).reshape(self.num_minibatches, -1)
+            order = jax.random.permutation(key, sequences.targets.shape[1]).reshape(self.num_minibatches, -1)
             return jax.lax.scan(gradient_step, carry, order)
 
         carry = (learner.network, learner.optimizer_state)
@@ -127,20 +208,60 @@ class PQN(eqx.Module):
         num_gradient_steps = self.num_epochs * self.num_minibatches
         return network, optimizer_state, {k: (jnp.sum(v), num_gradient_steps) for k, v in metrics.items()}
 
-    def minibatch_loss(self, network: QNetwork, obs, action, valid, target):
-        """The mean loss of the chosen actions' values against their targets [B], and metrics of the same minibatch.
+    def minibatch_loss(self, parameters: QNetwork, statistics: QNetwork, batch: Sequences):
+        """The mean loss of the chosen actions' values against their targets; the moved statistics, and metrics.
 
-        Invalid transitions cost nothing. The mean is over all B, so that the mean over devices is that of the whole.
+        Invalid transitions cost nothing. The mean is over all L x B, so that the mean over devices is that of the
+        whole.
         """
+        network = eqx.combine(parameters, statistics)
+        transitions, targets, inputs = batch.transitions, batch.targets, batch.transitions.inputs
+        memory = self._burnt_in(network, batch)
+        if self.recompute_targets:
+            inputs = jax.tree.map(lambda now, then: jnp.concatenate([now, then[None]]), inputs, batch.following)
+        outputs, _, network = _unroll(network, memory, inputs)
+        if self.recompute_targets:
+            values = jax.lax.stop_gradient(jnp.max(self.loss.value(outputs), axis=-1))
+            transitions = eqx.tree_at(lambda t: t.value, transitions, values[:-1])
+            outputs, targets = outputs[:-1], self.targets(transitions, values[-1])
 
-        def one(obs, action, target):
-            outputs, _ = network.step(network.initial_memory(), obs, jnp.zeros((), bool))
+        def one(outputs, action, target):
             chosen = outputs[action]
             return self.loss.loss(chosen, target), self.loss.value(chosen)
 
-        losses, q = jax.vmap(one)(obs, action, target)
-        loss = jnp.mean(jnp.where(valid, losses, 0))
-        return loss, {"loss": loss, "q_mean": jnp.mean(q), "td_error": jnp.mean(jnp.abs(q - target))}
+        losses, q = jax.vmap(jax.vmap(one))(outputs, transitions.action, targets)
+        loss = jnp.mean(jnp.where(transitions.valid, losses, 0))
+        metrics = {"loss": loss, "q_mean": jnp.mean(q), "td_error": jnp.mean(jnp.abs(q - targets))}
+        metrics |= {name: jnp.mean(value) for name, value in self.loss.metrics(targets).items()}
+        return loss, (split_statistics(network)[1], metrics)
+
+    def _burnt_in(self, network: QNetwork, batch: Sequences) -> MemoryState:
+        """The memory before the first step, as the network of now has it; no gradient flows into the burn-in."""
+        if batch.burn_in is None:
+            return batch.memory
+        _, memory, _ = _unroll(network, batch.memory, batch.burn_in)
+        return jax.lax.stop_gradient(memory)
+
+    @property
+    def _learns_windows(self) -> bool:
+        return self.network.is_recurrent or self.recompute_targets
+
+    def _past(self, memory: MemoryState, transitions: Transition) -> Past | None:
+        """What the next update will need of this window [T, N], and the memory before it."""
+        if not self.memory_window:
+            return None
+        kept = jax.tree.map(lambda leaf: leaf[self.num_steps - self.memory_window :], transitions)
+        return Past(memory, _time_first(kept.inputs if self.burns_in else kept))
+
+    def _no_past(self, actors: Actors) -> Past | None:
+        """The past before the first update: steps that cost nothing, and that the first episode's start hides."""
+        if not self.memory_window:
+            return None
+        number, no = jnp.zeros(actors.index.shape), jnp.zeros(actors.index.shape, bool)
+        blank = Transition(actors.inputs, actors.index, number, no, no, no, number, number)
+        blank = blank.inputs if self.burns_in else blank
+        steps = jax.tree.map(lambda leaf: jnp.repeat(jnp.zeros_like(leaf)[:, None], self.memory_window, 1), blank)
+        return Past(actors.memory, steps)
 
     def transformation(self, learning_rate: Float[Array, ""]) -> optax.GradientTransformation:
         """Clipping by the *global* norm, the optimiser, then a step of `learning_rate` downhill."""
@@ -149,6 +270,23 @@ class PQN(eqx.Module):
             self.optimizer.build(),
             optax.scale_by_learning_rate(learning_rate),
         )
+
+
+def _time_first(tree: PyTree) -> PyTree:
+    """[N, W] as [W, N], and the other way round."""
+    return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), tree)
+
+
+def _unroll(network: QNetwork, memory: MemoryState, inputs: Inputs):
+    """Outputs [L, B, A, K], the memory after them, and the network with its batch statistics moved."""
+
+    def mean(x):
+        return mean_over_envs(jax.lax.pmean(x, "sequence"))
+
+    def unroll(memory, inputs):
+        return network.unroll(memory, inputs, mean)
+
+    return jax.vmap(unroll, in_axes=(0, 1), out_axes=(1, 0, None), axis_name="sequence")(memory, inputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +298,7 @@ class PQNConfig:
     num_steps: int = 64
     """Steps in each environment per update; the window of the Q(λ) returns."""
     num_minibatches: int = 16
-    """Minibatches per epoch; must divide num_envs x num_steps."""
+    """Minibatches per epoch; must divide num_envs x num_steps, or num_envs where the network has a memory."""
     num_epochs: int = 4
     """Passes over each window of experience."""
     gamma: float = 0.99
@@ -175,6 +313,13 @@ class PQNConfig:
     """Gradients of a larger global norm are scaled down to it."""
     reward_scale: float = 0.1
     """Factor on the rewards the agent learns from. Reported returns are always the raw ones."""
+    memory_window: int = 0
+    """Steps of the past put before each window, for a network with a memory; at most num_steps."""
+    memory_window_use: Literal["burn-in", "train"] = "burn-in"
+    """What the past steps are for: to bring the memory up to date without a gradient, or to be trained on again."""
+    recompute_targets: bool = False
+    """Compute the targets anew from each minibatch's own values (purejaxql's way for recurrent networks) instead of
+    once per update from the values seen while acting. Minibatches are then over environments."""
 
     def __post_init__(self):
         require_at_least(
@@ -194,6 +339,24 @@ class PQNConfig:
             f"{self.num_envs} x {self.num_steps} = {self.steps_per_update}. Divisors nearby: "
             f"{', '.join(map(str, _divisors_near(self.steps_per_update, self.num_minibatches)))}.",
         )
+        require(
+            0 <= self.memory_window <= self.num_steps,
+            f"memory_window must lie in [0, num_steps], got {self.memory_window} with num_steps {self.num_steps}.",
+        )
+
+    def check(self, network: QNetworkConfig) -> None:
+        """Raise `ConfigError` where these numbers and the network do not go together."""
+        require(
+            network.is_recurrent or not self.memory_window,
+            f"memory_window {self.memory_window} needs a network with a memory; choose one, such as "
+            f"network.memory:gru, or set --memory-window 0.",
+        )
+        require(
+            not (network.is_recurrent or self.recompute_targets) or self.num_envs % self.num_minibatches == 0,
+            f"num_minibatches must divide num_envs where whole sequences are learnt from (a network with a memory, or "
+            f"recompute_targets): {self.num_minibatches} does not divide {self.num_envs}. Divisors nearby: "
+            f"{', '.join(map(str, _divisors_near(self.num_envs, self.num_minibatches)))}.",
+        )
 
     @property
     def steps_per_update(self) -> int:
@@ -210,6 +373,7 @@ class PQNConfig:
         total_timesteps: int,
     ) -> PQN:
         """The algorithm for a run of `total_timesteps` environment steps, on what it is composed of."""
+        self.check(network)
         num_updates = total_timesteps // self.steps_per_update
         final_learning_rate = 0.0 if self.anneal_learning_rate else self.learning_rate
         return PQN(
@@ -226,6 +390,9 @@ class PQNConfig:
             num_steps=self.num_steps,
             num_minibatches=self.num_minibatches,
             num_epochs=self.num_epochs,
+            memory_window=self.memory_window,
+            burns_in=self.memory_window_use == "burn-in",
+            recompute_targets=self.recompute_targets,
             steps_per_update=self.steps_per_update,
         )
 

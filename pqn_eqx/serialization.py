@@ -13,9 +13,10 @@ from pqn_eqx.config_groups import group_name
 from pqn_eqx.envs.resets import ResetConfig
 from pqn_eqx.errors import ConfigError
 from pqn_eqx.losses import LossConfig
+from pqn_eqx.networks.q_network import EncoderConfig, HeadConfig, MemoryConfig
 from pqn_eqx.optimizers import OptimizerConfig
 
-GROUPS = (ResetConfig, EnvConfig, LossConfig, OptimizerConfig)
+GROUPS = (ResetConfig, EnvConfig, EncoderConfig, MemoryConfig, HeadConfig, LossConfig, OptimizerConfig)
 """The config groups of more than one member: in JSON, `type` says which one is meant."""
 
 

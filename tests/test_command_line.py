@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from pqn_eqx.command_line import parse, split_base
-from pqn_eqx.config import PRESETS, TrainConfig
+from pqn_eqx.config import TrainConfig
 from pqn_eqx.envs.craftax import CraftaxConfig
 from pqn_eqx.envs.gymnax import GymnaxConfig
 from pqn_eqx.envs.resets import FullResetConfig, OptimisticResetConfig
 from pqn_eqx.errors import ConfigError
 from pqn_eqx.losses import HuberConfig, MSEConfig
 from pqn_eqx.optimizers import AdamConfig, RAdamConfig, SGDConfig
+from pqn_eqx.presets import PRESETS
 from pqn_eqx.serialization import config_to_dict
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,11 +14,14 @@ from pqn_eqx.errors import ConfigError
 from pqn_eqx.exploration import EpsilonGreedyConfig
 from pqn_eqx.losses import HuberConfig, MSEConfig
 from pqn_eqx.networks.encoders import MLPConfig
-from pqn_eqx.networks.q_network import QNetworkConfig
+from pqn_eqx.networks.normalization import split_statistics
+from pqn_eqx.networks.q_network import Inputs, QNetworkConfig
 from pqn_eqx.optimizers import AdamConfig, RAdamConfig, SGDConfig
 from pqn_eqx.population import map_members, stack_members
-from pqn_eqx.pqn import PQNConfig
+from pqn_eqx.pqn import PQNConfig, Sequences
+from pqn_eqx.rollout import Transition
 from pqn_eqx.sharding import PER_ENV, REPLICATED, STATE_SPEC, TrainState, distribute, make_mesh
+from tests.toys import inputs
 
 SMALL = PQNConfig(num_envs=8, num_steps=8, num_minibatches=4, num_epochs=2, learning_rate=1e-3)
 NETWORK = QNetworkConfig(MLPConfig(hidden_size=16))
@@ -74,6 +76,16 @@ def three_updates():
     return updates(build(), 3)
 
 
+def one_step_sequences(obs, action, target, valid=None):
+    """B transitions as a feed-forward network learns from them."""
+    number, no = jnp.zeros(target.shape), jnp.zeros(target.shape, bool)
+    inputs = Inputs(obs, jnp.zeros(target.shape, int), number, no)
+    valid = ~no if valid is None else valid
+    transitions = Transition(inputs, jnp.asarray(action), number, no, no, valid, number, number)
+    transitions, target = jax.tree.map(lambda leaf: leaf[None], (transitions, jnp.asarray(target)))
+    return Sequences((), None, transitions, target, ())
+
+
 def assert_trees_close(a, b, **tolerances):
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -114,7 +126,8 @@ def test_gradients_by_finite_differences(loss):
         action, valid = jnp.arange(16) % 2, jnp.arange(16) != 3
 
         def cost(network):
-            return algorithm.minibatch_loss(network, obs, action, valid, target)[0]
+            parameters, statistics = split_statistics(network)
+            return algorithm.minibatch_loss(parameters, statistics, one_step_sequences(obs, action, target, valid))[0]
 
         gradient = jax.grad(cost)(network)
         leaves, structure = jax.tree.flatten(network)
@@ -135,11 +148,12 @@ def test_minibatch_loss_by_hand():
     algorithm = build()
     network = NETWORK.build((4,), 2, 1, key=jax.random.key(0))
     obs = jax.random.normal(jax.random.key(1), (4, 4))
-    q = np.stack([network.step((), o, jnp.asarray(False))[0][:, 0] for o in obs])
+    q = np.stack([network.step((), inputs(o))[0][:, 0] for o in obs])
     action, target = np.array([0, 1, 1, 0]), np.array([1.0, -1.0, 2.0, 500.0])
     valid = jnp.asarray([True, True, True, False])
     error = q[np.arange(4), action] - target
-    loss, metrics = algorithm.minibatch_loss(network, obs, jnp.asarray(action), valid, jnp.asarray(target))
+    batch = one_step_sequences(obs, action, target, valid)
+    loss, (_, metrics) = algorithm.minibatch_loss(*split_statistics(network), batch)
     assert loss == pytest.approx(0.5 * np.sum(error[:3] ** 2) / 4, rel=1e-5)
     assert metrics["q_mean"] == pytest.approx(q[np.arange(4), action].mean(), rel=1e-4)
     assert metrics["td_error"] == pytest.approx(np.abs(error).mean(), rel=1e-5)
@@ -161,25 +175,16 @@ def test_every_transition_is_used_once_an_epoch():
     algorithm = build(dataclasses.replace(SMALL, num_epochs=1))
     state, _ = updates(algorithm, 0)
     network = state.learner.network
-    targets = jnp.arange(64.0).reshape(8, 8)
-    obs = jax.random.normal(jax.random.key(5), (8, 8, 4))
-
-    class Window(eqx.Module):
-        obs: jax.Array
-        action: jax.Array
-        valid: jax.Array
-
-    window = Window(obs, jnp.zeros((8, 8), int), jnp.ones((8, 8), bool))
+    obs = jax.random.normal(jax.random.key(5), (64, 4))
+    window = one_step_sequences(obs, jnp.zeros(64, int), jnp.arange(64.0))
     learn = on_devices(
-        lambda learner, window: algorithm.learn(learner, window, targets, 0.0, jax.random.key(9))[2],
+        lambda learner, window: algorithm.learn(learner, window, 0.0, jax.random.key(9))[2],
         1,
         (REPLICATED, REPLICATED),
         REPLICATED,
     )
     total, count = learn(state.learner, window)["loss"]
-    whole, _ = algorithm.minibatch_loss(
-        network, obs.reshape(64, 4), jnp.zeros(64, int), jnp.ones(64, bool), targets.reshape(-1)
-    )
+    whole, _ = algorithm.minibatch_loss(*split_statistics(network), window)
     assert total / count == pytest.approx(float(whole), rel=1e-5)
 
 

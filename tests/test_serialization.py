@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pqn_eqx.config import PRESETS, TrainConfig
+from pqn_eqx.config import TrainConfig
 from pqn_eqx.envs.craftax import CraftaxConfig
 from pqn_eqx.envs.gymnax import GymnaxConfig
 from pqn_eqx.envs.resets import FullResetConfig, OptimisticResetConfig
@@ -19,6 +19,7 @@ from pqn_eqx.networks.encoders import MLPConfig
 from pqn_eqx.networks.q_network import QNetworkConfig
 from pqn_eqx.optimizers import AdamConfig, SGDConfig
 from pqn_eqx.pqn import PQNConfig
+from pqn_eqx.presets import PRESETS
 from pqn_eqx.serialization import config_from_dict, config_to_dict, load_config
 
 CONFIGS = {name: preset.config for name, preset in PRESETS.items()} | {

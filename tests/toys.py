@@ -4,6 +4,12 @@ import jax
 import jax.numpy as jnp
 
 from pqn_eqx.envs.base import Simulator
+from pqn_eqx.networks.q_network import Inputs
+
+
+def inputs(obs, last_action=0, last_reward=0.0, reset=False):
+    """What a network is told at one step."""
+    return Inputs(jnp.asarray(obs), jnp.asarray(last_action), jnp.asarray(last_reward), jnp.asarray(reset))
 
 
 class Corridor(Simulator):
@@ -34,3 +40,21 @@ class Corridor(Simulator):
 
     def _obs(self, state):
         return jax.nn.one_hot(state["cell"], self.num_cells)
+
+
+class Noise(Simulator):
+    """Random observations of any shape, two actions, rewards of 0 and 1, episodes of three steps."""
+
+    name = "Noise"
+    num_actions = 2
+
+    def __init__(self, obs_shape: tuple[int, ...]):
+        self.obs_shape, self.time_limit = obs_shape, 3
+
+    def reset(self, key):
+        return jnp.zeros((), int), jax.random.uniform(key, self.obs_shape)
+
+    def step(self, key, state, action):
+        state = state + 1
+        obs, false = jax.random.uniform(key, self.obs_shape), jnp.zeros((), bool)
+        return state, obs, action.astype(float), false, state >= 3, jnp.zeros(0)

@@ -7,8 +7,13 @@ import pytest
 
 from pqn_eqx.errors import ConfigError
 from pqn_eqx.networks.encoders import MLPConfig
-from pqn_eqx.networks.linear import Linear
+from pqn_eqx.networks.layers import Linear
 from pqn_eqx.networks.q_network import QNetworkConfig
+from tests.toys import inputs
+
+
+def linear_layers(encoder):
+    return [layer for layer in encoder.layers if isinstance(layer, Linear)]
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms", "none"])
@@ -18,10 +23,10 @@ def test_forward_pass(norm, num_outputs):
     config = QNetworkConfig(MLPConfig(hidden_size=8, num_layers=2, normalization=norm))
     network = config.build((2, 3), num_actions=4, num_outputs=num_outputs, key=jax.random.key(0))
     obs = jax.random.normal(jax.random.key(1), (2, 3))
-    outputs, memory = network.step(network.initial_memory(), obs, jnp.asarray(False))
+    outputs, memory = network.step(network.initial_memory(), inputs(obs))
 
     x = np.asarray(obs).reshape(-1)
-    for layer in network.encoder.layers:
+    for layer in linear_layers(network.encoder):
         x = x @ np.asarray(layer.weight) + np.asarray(layer.bias)
         if norm == "layer":
             x = (x - x.mean()) / np.sqrt(x.var() + 1e-6)
@@ -45,15 +50,20 @@ def test_linear_layers_start_as_flax_dense_does():
 
 def test_layers_start_from_different_keys():
     network = QNetworkConfig(MLPConfig(hidden_size=8, num_layers=3)).build((8,), 8, 1, key=jax.random.key(0))
-    weights = [np.asarray(layer.weight) for layer in (*network.encoder.layers, network.head.layer)]
+    weights = [np.asarray(layer.weight) for layer in (*linear_layers(network.encoder), network.head.layer)]
     assert all(not np.array_equal(a, b) for i, a in enumerate(weights) for b in weights[:i])
 
 
-def test_integer_observations_are_taken():
+def test_bytes_are_brightness_and_binary_planes_are_not():
+    """Red if uint8 pixels went in undivided, or if 0/1 planes were divided by 255 (copied from an Atari network)."""
     network = QNetworkConfig(MLPConfig(hidden_size=8)).build((3,), 2, 1, key=jax.random.key(0))
-    integers, _ = network.step((), jnp.asarray([1, 2, 3], jnp.uint8), jnp.asarray(False))
-    floats, _ = network.step((), jnp.asarray([1.0, 2.0, 3.0]), jnp.asarray(False))
-    np.testing.assert_array_equal(integers, floats)
+
+    def q(obs):
+        return network.step((), inputs(obs))[0]
+
+    np.testing.assert_allclose(q(jnp.asarray([51, 102, 255], jnp.uint8)), q(jnp.asarray([0.2, 0.4, 1.0])), rtol=1e-6)
+    for dtype in (bool, jnp.int32):
+        np.testing.assert_array_equal(q(jnp.asarray([1, 0, 1], dtype)), q(jnp.asarray([1.0, 0.0, 1.0])))
 
 
 @pytest.mark.parametrize("sizes", [{"hidden_size": 0}, {"num_layers": 0}])

@@ -1,0 +1,1 @@
+"""Studies: one module per question. Each runs populations, and writes data, a table, a figure and a verdict."""
