@@ -30,7 +30,8 @@ def description() -> str:
         f"Presets, the first argument:\n{presets}\n\n"
         "  --config FILE    start from a run's config.json instead of a preset\n\n"
         "Alternatives are chosen as groups, each with flags of its own:\n"
-        "  env:gymnax --env.name Acrobot-v1 env.reset:optimistic loss:huber --loss.delta 2 optimizer:adam\n\n"
+        "  env:gymnax --env.name Acrobot-v1 env.reset:optimistic loss:huber --loss.delta 2 optimizer:adam\n"
+        "  network.memory:gru --network.memory.hidden-size 128 network.head:dueling network.encoder:mlp\n\n"
         "The defaults shown are those of the base: ask a preset with `PRESET --help`."
     )
 

@@ -6,6 +6,7 @@ read as a value, and what it costs when they miss a target.
 
 import abc
 import dataclasses
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -19,9 +20,13 @@ from pqn_eqx.errors import require, require_at_least, require_positive
 class Loss(eqx.Module):
     """A representation of values by K outputs and the cost of missing a scalar target."""
 
-    num_outputs: eqx.AbstractVar[int]
-    metric_names: eqx.AbstractClassVar[tuple[str, ...]]
+    metric_names: ClassVar[tuple[str, ...]] = ()
     """What `metrics` reports."""
+
+    @property
+    @abc.abstractmethod
+    def num_outputs(self) -> int:
+        """How many numbers stand for one value: K."""
 
     @abc.abstractmethod
     def value(self, outputs: Float[Array, "*batch K"]) -> Float[Array, "*batch"]:
@@ -40,7 +45,6 @@ class MSE(Loss):
     """Half the squared error, ½ (q - target)²: the factor that makes its gradient the TD error (PQN, purejaxql)."""
 
     num_outputs = 1
-    metric_names = ()
 
     def value(self, outputs):
         return outputs[..., 0]
@@ -56,7 +60,6 @@ class Huber(Loss):
     """
 
     num_outputs = 1
-    metric_names = ()
     delta: Float[Array, ""]
 
     def value(self, outputs):
@@ -86,26 +89,30 @@ class HLGauss(Loss):
     ratio, if y is five deviations from the ends; nearer to them the cut pulls it inwards, by at most 0.8 σ + w/2.
     """
 
-    num_outputs: int = eqx.field(static=True)
+    num_bins: int = eqx.field(static=True)
     v_min: Float[Array, ""]
     v_max: Float[Array, ""]
     sigma_ratio: Float[Array, ""]
     metric_names = ("target_outside",)
 
     @property
+    def num_outputs(self) -> int:
+        return self.num_bins
+
+    @property
     def bin_width(self) -> Float[Array, ""]:
-        return (self.v_max - self.v_min) / self.num_outputs
+        return (self.v_max - self.v_min) / self.num_bins
 
     def value(self, outputs):
-        centres = self.v_min + (jnp.arange(self.num_outputs) + 0.5) * self.bin_width
+        centres = self.v_min + (jnp.arange(self.num_bins) + 0.5) * self.bin_width
         return jnp.sum(jax.nn.softmax(outputs, axis=-1) * centres, axis=-1)
 
     def mass(self, target: Float[Array, "*batch"]) -> Float[Array, "*batch K"]:
         """The probability mass of each bin for a target."""
         # In units of the bin width, from the lower end.
-        edges = jnp.arange(self.num_outputs + 1)
+        edges = jnp.arange(self.num_bins + 1)
         reach = 3 * self.sigma_ratio
-        target = jnp.clip((target - self.v_min) / self.bin_width, -reach, self.num_outputs + reach)
+        target = jnp.clip((target - self.v_min) / self.bin_width, -reach, self.num_bins + reach)
         cdf = jax.scipy.special.erf((edges - target[..., None]) / (jnp.sqrt(2.0) * self.sigma_ratio))
         return (cdf[..., 1:] - cdf[..., :-1]) / (cdf[..., -1:] - cdf[..., :1])
 
@@ -165,7 +172,7 @@ class HLGaussConfig:
 
     def build(self) -> HLGauss:
         v_min, v_max, sigma_ratio = (jnp.asarray(float(x)) for x in (self.v_min, self.v_max, self.sigma_ratio))
-        return HLGauss(num_outputs=self.num_bins, v_min=v_min, v_max=v_max, sigma_ratio=sigma_ratio)
+        return HLGauss(num_bins=self.num_bins, v_min=v_min, v_max=v_max, sigma_ratio=sigma_ratio)
 
 
 LossConfig = MSEConfig | HuberConfig | HLGaussConfig

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
+from pqn_eqx.control_flow import map_with_mean
 from pqn_eqx.envs.base import Environment
 from pqn_eqx.errors import require, require_at_least, require_positive, require_unit_interval
 from pqn_eqx.exploration import EpsilonGreedyConfig, LinearSchedule
@@ -64,8 +65,8 @@ class Sequences(eqx.Module):
     """What the memory is to go through before the first step, [W, B]."""
     transitions: Transition
     targets: Float[Array, "L B"]
-    following: Inputs
-    """What the network is told after the last step, [B]."""
+    following: Inputs | None
+    """What the network is told after the last step, [B]; none where the targets are given."""
 
     def take(self, indices: Int[Array, " b"]) -> "Sequences":
         """The sequences of these numbers."""
@@ -138,7 +139,7 @@ class PQN(eqx.Module):
             state.actors.current,
             rollout_key,
             self.num_steps,
-            remember_at=self.num_steps - self.memory_window,
+            remember_at=self.num_steps - self.memory_window if self.memory_window else None,
         )
         sequences = self.sequences(learner.network, memory, past, transitions, actors)
         network, optimizer_state, learning = self.learn(learner, sequences, learning_rate, shuffle_key)
@@ -170,7 +171,7 @@ class PQN(eqx.Module):
             return Sequences(memory, burn_in, transitions, targets, actors.inputs)
         # Each step is a sequence of its own; nothing follows it, since its target is known.
         transitions, targets = jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), (transitions, targets))
-        return Sequences((), None, transitions, targets, ())
+        return Sequences((), None, transitions, targets, None)
 
     def targets(self, transitions: Transition, last_value: Float[Array, " N"]) -> Float[Array, "T N"]:
         """Q(λ) returns of the window, in scaled rewards; `last_value` is that of the observation after it."""
@@ -259,8 +260,10 @@ class PQN(eqx.Module):
             return None
         number, no = jnp.zeros(actors.index.shape), jnp.zeros(actors.index.shape, bool)
         blank = Transition(actors.inputs, actors.index, number, no, no, no, number, number)
-        blank = blank.inputs if self.burns_in else blank
-        steps = jax.tree.map(lambda leaf: jnp.repeat(jnp.zeros_like(leaf)[:, None], self.memory_window, 1), blank)
+        steps = jax.tree.map(
+            lambda leaf: jnp.repeat(jnp.zeros_like(leaf)[:, None], self.memory_window, axis=1),
+            blank.inputs if self.burns_in else blank,
+        )
         return Past(actors.memory, steps)
 
     def transformation(self, learning_rate: Float[Array, ""]) -> optax.GradientTransformation:
@@ -280,13 +283,10 @@ def _time_first(tree: PyTree) -> PyTree:
 def _unroll(network: QNetwork, memory: MemoryState, inputs: Inputs):
     """Outputs [L, B, A, K], the memory after them, and the network with its batch statistics moved."""
 
-    def mean(x):
-        return mean_over_envs(jax.lax.pmean(x, "sequence"))
-
-    def unroll(memory, inputs):
+    def unroll(mean, memory, inputs):
         return network.unroll(memory, inputs, mean)
 
-    return jax.vmap(unroll, in_axes=(0, 1), out_axes=(1, 0, None), axis_name="sequence")(memory, inputs)
+    return map_with_mean(unroll, mean_over_envs, in_axes=(0, 1), out_axes=(1, 0, None))(memory, inputs)
 
 
 @dataclasses.dataclass(frozen=True)

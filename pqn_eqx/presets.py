@@ -117,7 +117,7 @@ PRESETS: dict[str, Preset] = {
         TrainConfig(
             name="memory-chain",
             total_timesteps=200_000,
-            env=GymnaxConfig("MemoryChain-bsuite", params={"memory_length": 32}),
+            env=GymnaxConfig("MemoryChain-bsuite", params={"memory_length": 32.0}),
             network=QNetworkConfig(memory=GRUConfig(), add_last_action=True),
             algorithm=PQNConfig(
                 num_steps=128,

@@ -116,24 +116,27 @@ def rollout(
     actors: Actors,
     key: Key[Array, ""],
     num_steps: int,
-    remember_at: int = 0,
+    remember_at: int | None = None,
 ) -> tuple[Actors, Transition, Episodes, MemoryState]:
     """`num_steps` ε-greedy steps in every environment; transitions and episode statistics are stacked to [T, N].
 
-    The last of what is returned is the memory before step `remember_at`: one state, not one for each step.
+    The last of what is returned is the memory before step `remember_at`: one state, not one for each step. It is
+    empty where no step is given.
     """
 
     def step(carry, inputs):
         actors, remembered = carry
         number, keys = inputs
-        remembered = jax.tree.map(
-            lambda now, kept: jnp.where(number == remember_at, now, kept), actors.memory, remembered
-        )
+        if remember_at is not None:
+            remembered = jax.tree.map(
+                lambda now, kept: jnp.where(number == remember_at, now, kept), actors.memory, remembered
+            )
         actors, transition, episodes = act(env, network, loss, epsilon, actors, keys)
         return (actors, remembered), (transition, episodes)
 
     keys = jax.vmap(keys_per_env, in_axes=(0, None))(jax.random.split(key, num_steps), actors.index)
+    remembered = () if remember_at is None else actors.memory
     (actors, remembered), (transitions, episodes) = jax.lax.scan(
-        step, (actors, actors.memory), (jnp.arange(num_steps), keys)
+        step, (actors, remembered), (jnp.arange(num_steps), keys)
     )
     return actors, transitions, episodes, remembered

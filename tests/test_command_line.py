@@ -1,5 +1,6 @@
 """The command line of a run."""
 
+import dataclasses
 import itertools
 import json
 import re
@@ -13,7 +14,10 @@ from pqn_eqx.envs.craftax import CraftaxConfig
 from pqn_eqx.envs.gymnax import GymnaxConfig
 from pqn_eqx.envs.resets import FullResetConfig, OptimisticResetConfig
 from pqn_eqx.errors import ConfigError
-from pqn_eqx.losses import HuberConfig, MSEConfig
+from pqn_eqx.losses import HLGaussConfig, HuberConfig, MSEConfig
+from pqn_eqx.networks.convolutions import ImpalaCNNConfig
+from pqn_eqx.networks.heads import DuelingHeadConfig
+from pqn_eqx.networks.recurrent import LSTMConfig
 from pqn_eqx.optimizers import AdamConfig, RAdamConfig, SGDConfig
 from pqn_eqx.presets import PRESETS
 from pqn_eqx.serialization import config_to_dict
@@ -47,6 +51,20 @@ def test_flags_change_what_they_name_and_nothing_else():
     data["algorithm"] |= {"gamma": 0.5, "anneal_learning_rate": False}
     assert config_to_dict(config) == data
     assert config.run_dir == Path("a/b")
+
+
+def test_networks_are_put_together_from_groups():
+    """In any order, with the flags of each before or after; what is not named stays the preset's."""
+    flags = (
+        "cartpole-rnn --network.memory.hidden-size 64 network.head:dueling loss:hl-gauss --loss.v-min -1 "
+        "network.memory:lstm --loss.num-bins 21"
+    )
+    config = parse(flags.split())
+    expected = PRESETS["cartpole-rnn"].config
+    network = dataclasses.replace(expected.network, memory=LSTMConfig(64), head=DuelingHeadConfig())
+    assert config == dataclasses.replace(expected, network=network, loss=HLGaussConfig(v_min=-1, num_bins=21))
+    config = parse("minatar-breakout network.encoder:impala-cnn --network.encoder.channels 8 16".split())
+    assert config.network.encoder == ImpalaCNNConfig(channels=(8, 16))
 
 
 def test_nested_flags():

@@ -37,3 +37,22 @@ def test_craftax_classic_learns_far_beyond_chance(tmp_path):
     random = train(tmp_path / "random", *games, "--total-timesteps", "4096", "--eval.epsilon", "1")
     trained = train(tmp_path / "trained", *games)
     assert trained["eval_return"]["mean"] >= 2.8 * random["eval_return"]["mean"]
+
+
+@pytest.mark.parametrize(
+    "loss", [("loss:mse",), ("loss:huber",), ("loss:hl-gauss", "--loss.v-min", "-1", "--loss.v-max", "11")]
+)
+def test_every_loss_solves_cartpole(tmp_path, loss):
+    assert train(tmp_path / "run", "cartpole", *loss, "--num-seeds", "5")["eval_return"]["mean"] >= 485
+
+
+@pytest.mark.parametrize("memory", ["gru", "lstm", "min-gru", "transformer"])
+def test_every_memory_carries_a_cue_over_32_steps(tmp_path, memory):
+    steps = "500000" if memory == "transformer" else "200000"
+    arguments = [f"network.memory:{memory}", "--total-timesteps", steps, "--eval.num-envs", "256"]
+    assert train(tmp_path / "run", "memory-chain", *arguments)["eval_return"]["mean"] >= 0.95
+
+
+def test_without_a_memory_the_cue_is_lost(tmp_path):
+    arguments = ["network.memory:none", "--memory-window", "0", "--eval.num-envs", "256"]
+    assert abs(train(tmp_path / "run", "memory-chain", *arguments)["eval_return"]["mean"]) <= 0.2

@@ -83,7 +83,7 @@ def one_step_sequences(obs, action, target, valid=None):
     valid = ~no if valid is None else valid
     transitions = Transition(inputs, jnp.asarray(action), number, no, no, valid, number, number)
     transitions, target = jax.tree.map(lambda leaf: leaf[None], (transitions, jnp.asarray(target)))
-    return Sequences((), None, transitions, target, ())
+    return Sequences((), None, transitions, target, None)
 
 
 def assert_trees_close(a, b, **tolerances):

@@ -77,9 +77,19 @@ def learned_values(algorithm, network, batch):
     return jax.vmap(unroll, in_axes=(0, 1), out_axes=1)(memory, batch.transitions.inputs)
 
 
-@pytest.mark.parametrize("use", ["burn-in", "train"])
-@pytest.mark.parametrize("window", [0, W, T])
-@pytest.mark.parametrize("memory", [GRUConfig(8), LSTMConfig(8, num_layers=2)], ids=["gru", "lstm"])
+GRU, LSTM = GRUConfig(8), LSTMConfig(8, num_layers=2)
+
+
+@pytest.mark.parametrize(
+    ("window", "use", "memory"),
+    [
+        pytest.param(0, "burn-in", LSTM, id="no-window"),
+        pytest.param(W, "burn-in", LSTM, id="burn-in"),
+        pytest.param(W, "train", GRU, id="train"),
+        pytest.param(T, "burn-in", GRU, id="whole-burn-in"),
+        pytest.param(T, "train", LSTM, id="whole-train"),
+    ],
+)
 def test_learning_sees_what_acting_saw(window, use, memory):
     """With a network that does not change, unrolling the sequences gives the values of acting, in every step.
 
@@ -140,8 +150,13 @@ def next_actors(algorithm, state):
     return rollout(ENV, state.learner.network, algorithm.loss, 1.0, current, jax.random.key(7), T)[0]
 
 
-@pytest.mark.parametrize("network", [NETWORK, QNetworkConfig(MLPConfig(8, 1))], ids=["gru", "feed-forward"])
-@pytest.mark.parametrize("loss", [MSEConfig(), HLGaussConfig(-1, 1, 11)], ids=["mse", "hl-gauss"])
+@pytest.mark.parametrize(
+    ("network", "loss"),
+    [
+        pytest.param(NETWORK, HLGaussConfig(-1, 1, 11), id="gru-hl-gauss"),
+        pytest.param(QNetworkConfig(MLPConfig(8, 1)), MSEConfig(), id="feed-forward-mse"),
+    ],
+)
 def test_targets_computed_anew_equal_those_of_acting_while_nothing_has_changed(network, loss):
     """Red if the value after the window, or the cut at its time limits, were lost when targets are recomputed."""
     once, anew = build(network, loss), build(network, loss, recompute_targets=True)
@@ -168,8 +183,7 @@ def test_targets_computed_anew_follow_the_network():
     assert frozen_metrics["td_error"] > metrics["td_error"] + 1
 
 
-@pytest.mark.parametrize("use", ["burn-in", "train"])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("use", "recompute"), [("burn-in", False), ("train", True)])
 def test_gradients_by_finite_differences(use, recompute):
     """Of a minibatch of sequences with a past, in float64, with the targets held; burn-in gives no gradient."""
     with jax.enable_x64(True):

@@ -14,9 +14,14 @@ from pqn_eqx.envs.resets import FullResetConfig, OptimisticResetConfig
 from pqn_eqx.errors import ConfigError
 from pqn_eqx.evaluate import EvaluationConfig
 from pqn_eqx.exploration import EpsilonGreedyConfig
-from pqn_eqx.losses import HuberConfig
+from pqn_eqx.losses import HLGaussConfig, HuberConfig
+from pqn_eqx.networks.convolutions import HadamaxCNNConfig, ImpalaCNNConfig, MinAtarCNNConfig, NatureCNNConfig
 from pqn_eqx.networks.encoders import MLPConfig
+from pqn_eqx.networks.heads import DuelingHeadConfig, LinearHeadConfig
 from pqn_eqx.networks.q_network import QNetworkConfig
+from pqn_eqx.networks.recurrent import GRUConfig, LSTMConfig, MinGRUConfig
+from pqn_eqx.networks.symbolic import TileEncoderConfig
+from pqn_eqx.networks.transformer import TransformerConfig
 from pqn_eqx.optimizers import AdamConfig, SGDConfig
 from pqn_eqx.pqn import PQNConfig
 from pqn_eqx.presets import PRESETS
@@ -39,7 +44,7 @@ CONFIGS = {name: preset.config for name, preset in PRESETS.items()} | {
         algorithm=PQNConfig(
             num_envs=10,
             num_steps=12,
-            num_minibatches=8,
+            num_minibatches=5,
             num_epochs=3,
             gamma=0.9,
             td_lambda=0.3,
@@ -47,13 +52,35 @@ CONFIGS = {name: preset.config for name, preset in PRESETS.items()} | {
             anneal_learning_rate=False,
             max_grad_norm=0.5,
             reward_scale=3.0,
+            memory_window=4,
+            memory_window_use="train",
+            recompute_targets=True,
         ),
         exploration=EpsilonGreedyConfig(0.5, 0.1, 0.7),
-        network=QNetworkConfig(MLPConfig(hidden_size=7, num_layers=3, normalization="rms")),
+        network=QNetworkConfig(
+            encoder=MLPConfig(hidden_size=7, num_layers=3, normalization="rms"),
+            memory=GRUConfig(5, 2),
+            head=DuelingHeadConfig("layer"),
+            input_normalization="running",
+            add_last_action=True,
+            add_last_reward=True,
+        ),
         eval=EvaluationConfig(num_envs=3, interval=100, max_steps=7, epsilon=0.05),
         log_interval=1234,
     ),
 }
+NETWORKS = [
+    QNetworkConfig(encoder=MinAtarCNNConfig(3, 4, "none")),
+    QNetworkConfig(encoder=NatureCNNConfig(3, "batch-renorm")),
+    QNetworkConfig(encoder=ImpalaCNNConfig((4, 5), 3, "rms")),
+    QNetworkConfig(encoder=HadamaxCNNConfig(4, 3, "rms")),
+    QNetworkConfig(encoder=TileEncoderConfig("craftax-classic", 3, 2, "rms")),
+    QNetworkConfig(memory=LSTMConfig(3, 2), head=LinearHeadConfig("rms")),
+    QNetworkConfig(memory=MinGRUConfig(3, 2, 7.0)),
+    QNetworkConfig(memory=TransformerConfig(12, 3, 4, 5, 6, 0.5)),
+]
+CONFIGS |= {f"network {number}": TrainConfig(network=network) for number, network in enumerate(NETWORKS)}
+CONFIGS["hl-gauss"] = TrainConfig(loss=HLGaussConfig(-3.0, 4.0, 7, 1.5))
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
@@ -80,7 +107,9 @@ def test_the_round_trips_above_leave_no_field_at_its_default():
         configs,
         *([getattr(config, field.name) for config in configs] for field in dataclasses.fields(TrainConfig)),
     ]
-    parts += [[config.network.encoder for config in configs], [config.env.reset for config in configs]]
+    for name in ("encoder", "memory", "head"):
+        parts.append([getattr(config.network, name) for config in configs])
+    parts.append([config.env.reset for config in configs])
     for part in parts:
         for kind in {type(value) for value in part if dataclasses.is_dataclass(value)}:
             # Each of these alternatives has a case of its own for what it adds.
@@ -154,6 +183,7 @@ WRONG = [
     ("network", None, ["config.network"]),
     # A group without a member, or with one that is not there.
     ("loss", {"type": "hubber"}, ["config.loss"]),
+    ("network.memory", {"type": "rnn"}, ["gru", "lstm", "min-gru", "transformer", "config.network.memory"]),
     ("loss", {}, ["config.loss"]),
     ("loss", "mse", ["config.loss"]),
     ("optimizer", {"type": ["adam"]}, ["config.optimizer"]),

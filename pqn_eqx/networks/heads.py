@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Key
 
 from pqn_eqx.config_groups import group_member
 from pqn_eqx.networks.layers import Linear
-from pqn_eqx.networks.normalization import LayerNorm, NoNorm, RMSNorm, normalization
+from pqn_eqx.networks.normalization import Normalization, normalization
 
 HeadNormalizationName = Literal["none", "layer", "rms"]
 
@@ -18,7 +18,7 @@ HeadNormalizationName = Literal["none", "layer", "rms"]
 class LinearHead(eqx.Module):
     """One linear layer to the K outputs of each of A actions."""
 
-    norm: LayerNorm | RMSNorm | NoNorm
+    norm: Normalization
     layer: Linear
     num_outputs: int = eqx.field(static=True)
 
@@ -29,7 +29,7 @@ class LinearHead(eqx.Module):
 class DuelingHead(eqx.Module):
     """Q = V + A - mean_a A for each of the K outputs (arXiv 1511.06581, equation 9)."""
 
-    norm: LayerNorm | RMSNorm | NoNorm
+    norm: Normalization
     value: Linear
     advantage: Linear
     num_outputs: int = eqx.field(static=True)

@@ -21,9 +21,6 @@ class Memory(eqx.Module):
     are read, so that nothing crosses from one episode into the next. `unroll` equals repeated `step`.
     """
 
-    num_features: eqx.AbstractVar[int]
-    """Length of what `step` returns."""
-
     @abc.abstractmethod
     def initial(self) -> MemoryState:
         """The memory at the start of an episode."""
@@ -31,20 +28,18 @@ class Memory(eqx.Module):
     @abc.abstractmethod
     def step(
         self, state: MemoryState, features: Float[Array, " F"], reset: Bool[Array, ""]
-    ) -> tuple[Float[Array, " num_features"], MemoryState]:
+    ) -> tuple[Float[Array, " out"], MemoryState]:
         """What the memory makes of one observation's features, and the next state."""
 
     @abc.abstractmethod
     def unroll(
         self, state: MemoryState, features: Float[Array, "T F"], reset: Bool[Array, " T"]
-    ) -> tuple[Float[Array, "T num_features"], MemoryState]:
+    ) -> tuple[Float[Array, "T out"], MemoryState]:
         """`step` for T steps in turn."""
 
 
 class NoMemory(Memory):
     """The memory of a feed-forward network: empty, so that one algorithm serves both kinds."""
-
-    num_features: int = eqx.field(static=True)
 
     def initial(self):
         return ()
@@ -60,10 +55,6 @@ class Stack(Memory):
     """Memories one above the other: each reads what the one below returns."""
 
     layers: tuple[Memory, ...]
-
-    @property
-    def num_features(self) -> int:  # type: ignore[override]
-        return self.layers[-1].num_features
 
     def initial(self):
         return tuple(layer.initial() for layer in self.layers)
@@ -96,4 +87,4 @@ class NoMemoryConfig:
     """No memory: each observation is judged alone."""
 
     def build(self, num_features: int, *, key: Key[Array, ""]) -> NoMemory:
-        return NoMemory(num_features)
+        return NoMemory()

@@ -209,8 +209,11 @@ Normalization = LayerNorm | RMSNorm | BatchRenorm | NoNorm
 
 def normalization(name: NormalizationName, size: int) -> Normalization:
     """The normalisation called `name` over `size` features."""
-    kinds = {"layer": LayerNorm, "rms": RMSNorm, "batch-renorm": BatchRenorm}
-    return kinds[name](size) if name in kinds else NoNorm()
+    if name == "layer":
+        return LayerNorm(size)
+    if name == "rms":
+        return RMSNorm(size)
+    return BatchRenorm(size) if name == "batch-renorm" else NoNorm()
 
 
 def input_normalization(name: InputNormalizationName, obs_shape: tuple[int, ...]) -> RunningNorm | BatchRenorm | NoNorm:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, Shaped
 
+from pqn_eqx.control_flow import map_with_mean
 from pqn_eqx.networks.convolutions import HadamaxCNNConfig, ImpalaCNNConfig, MinAtarCNNConfig, NatureCNNConfig
 from pqn_eqx.networks.encoders import MLPConfig
 from pqn_eqx.networks.heads import DuelingHead, DuelingHeadConfig, LinearHead, LinearHeadConfig
@@ -68,31 +69,24 @@ class QNetwork(eqx.Module):
         """T steps of one environment as learning sees them: outputs, memory, and the network with its statistics moved.
 
         Equal to repeated `step`, but that batch normalisations normalise by the batch: `mean` is the mean over all
-        that the callers `vmap`, and all devices; the T steps, on the axis "time", are this function's own.
+        that the callers `vmap`, and all devices.
         """
 
-        def encode(inputs):
+        def encode(mean, inputs):
             x, input_norm = inputs.obs, self.input_norm
             if self._normalizes:
-                x, input_norm = learn_through(input_norm, as_float(x), over_time)
-            x, encoder = self.encoder.learn(x, over_time)
+                x, input_norm = learn_through(input_norm, as_float(x), mean)
+            x, encoder = self.encoder.learn(x, mean)
             return self._with_last(x, inputs), (input_norm, encoder)
 
         if inputs.reset.shape[0] == 1:
             # One step is no batch: XLA would keep an axis of length 1 in every product, which makes learning with
             # small networks half as fast on CPU.
-            def over_time(x):
-                return mean(x)
-
-            features, moved = encode(jax.tree.map(lambda leaf: leaf[0], inputs))
+            features, moved = encode(mean, jax.tree.map(lambda leaf: leaf[0], inputs))
             features, memory = self.memory.step(memory, features, inputs.reset[0])
             outputs = self.head(features)[None]
         else:
-
-            def over_time(x):
-                return mean(jax.lax.pmean(x, "time"))
-
-            features, moved = jax.vmap(encode, axis_name="time", out_axes=(0, None))(inputs)
+            features, moved = map_with_mean(encode, mean, out_axes=(0, None))(inputs)
             features, memory = self.memory.unroll(memory, features, inputs.reset)
             outputs = jax.vmap(self.head)(features)
         return outputs, memory, eqx.tree_at(lambda net: (net.input_norm, net.encoder), self, moved)
@@ -149,7 +143,9 @@ class QNetworkConfig:
         (num_features,) = jax.eval_shape(encoder, jax.ShapeDtypeStruct(obs_shape, float)).shape
         num_features += num_actions * self.add_last_action + self.add_last_reward
         memory = self.memory.build(num_features, key=memory_key)
-        head = self.head.build(memory.num_features, num_actions, num_outputs, key=head_key)
+        features, reset = jax.ShapeDtypeStruct((num_features,), float), jax.ShapeDtypeStruct((), bool)
+        remembered, _ = jax.eval_shape(memory.step, memory.initial(), features, reset)
+        head = self.head.build(remembered.shape[0], num_actions, num_outputs, key=head_key)
         return QNetwork(
             input_norm=input_normalization(self.input_normalization, obs_shape),
             encoder=encoder,

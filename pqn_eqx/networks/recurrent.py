@@ -120,12 +120,8 @@ class GRU(Cell):
         self.recurrent = _orthogonal_blocks(recurrent_key, hidden_size, 3)
         self.own = jnp.zeros(hidden_size)
 
-    @property
-    def num_features(self) -> int:  # type: ignore[override]
-        return self.recurrent.shape[0]
-
     def initial(self):
-        return jnp.zeros(self.num_features)
+        return jnp.zeros(self.recurrent.shape[0])
 
     @staticmethod
     def hidden(state):
@@ -156,12 +152,9 @@ class LSTM(Cell):
         self.recurrent = _orthogonal_blocks(recurrent_key, hidden_size, 4)
         self.own = ()
 
-    @property
-    def num_features(self) -> int:  # type: ignore[override]
-        return self.recurrent.shape[0]
-
     def initial(self):
-        return jnp.zeros(self.num_features), jnp.zeros(self.num_features)
+        hidden_size = self.recurrent.shape[0]
+        return jnp.zeros(hidden_size), jnp.zeros(hidden_size)
 
     @staticmethod
     def hidden(state):
@@ -193,12 +186,8 @@ class MinGRU(Memory):
         self.gate = eqx.tree_at(lambda layer: layer.bias, gate, -jnp.log(times))
         self.candidate = Linear(num_inputs, hidden_size, key=candidate_key)
 
-    @property
-    def num_features(self) -> int:  # type: ignore[override]
-        return self.gate.bias.shape[0]
-
     def initial(self):
-        return jnp.zeros(self.num_features)
+        return jnp.zeros(self.gate.bias.shape)
 
     def _coefficients(self, features, reset):
         """(a, b) of h ↦ a h + b for one step."""
