@@ -125,11 +125,12 @@ def test_gradients_by_finite_differences(loss):
         obs, target = jax.random.normal(keys[0], (16, 4)), jax.random.normal(keys[1], (16,)) * 3
         action, valid = jnp.arange(16) % 2, jnp.arange(16) != 3
 
+        @jax.jit
         def cost(network):
             parameters, statistics = split_statistics(network)
             return algorithm.minibatch_loss(parameters, statistics, one_step_sequences(obs, action, target, valid))[0]
 
-        gradient = jax.grad(cost)(network)
+        gradient = jax.jit(jax.grad(cost))(network)
         leaves, structure = jax.tree.flatten(network)
         for seed in range(3):
             direction_keys = jax.random.split(jax.random.fold_in(keys[2], seed), len(leaves))

@@ -58,23 +58,28 @@ def updates(algorithm, num_updates, num_devices=1, seed=0):
 def next_sequences(algorithm, state):
     """What the next update will learn from, and the transitions it acts out."""
     learner, current = state.learner, state.actors.current
-    actors, transitions, _, _ = rollout(ENV, learner.network, algorithm.loss, 1.0, current, jax.random.key(7), T)
-    return algorithm.sequences(learner.network, current.memory, state.actors.past, transitions, actors), transitions
+
+    @jax.jit
+    def act(network, current, past):
+        actors, transitions, _, _ = rollout(ENV, network, algorithm.loss, 1.0, current, jax.random.key(7), T)
+        return algorithm.sequences(network, current.memory, past, transitions, actors), transitions
+
+    return act(learner.network, current, state.actors.past)
 
 
 def loss_of(algorithm, network, batch):
-    return algorithm.minibatch_loss(*split_statistics(network), batch)
+    return eqx.filter_jit(algorithm.minibatch_loss)(*split_statistics(network), batch)
 
 
 def learned_values(algorithm, network, batch):
     """max_a Q of every step of the batch, as a gradient step computes it, from the state the batch starts in."""
-    memory = algorithm._burnt_in(network, batch)
+    memory = eqx.filter_jit(algorithm._burnt_in)(network, batch)
 
     def unroll(memory, inputs):
         outputs, _, _ = network.unroll(memory, inputs, lambda x: x)
         return algorithm.loss.value(outputs).max(-1)
 
-    return jax.vmap(unroll, in_axes=(0, 1), out_axes=1)(memory, batch.transitions.inputs)
+    return jax.jit(jax.vmap(unroll, in_axes=(0, 1), out_axes=1))(memory, batch.transitions.inputs)
 
 
 GRU, LSTM = GRUConfig(8), LSTMConfig(8, num_layers=2)
@@ -147,7 +152,8 @@ def test_training_on_the_past_continues_its_returns():
 
 def next_actors(algorithm, state):
     current = state.actors.current
-    return rollout(ENV, state.learner.network, algorithm.loss, 1.0, current, jax.random.key(7), T)[0]
+    act = jax.jit(lambda network, current: rollout(ENV, network, algorithm.loss, 1.0, current, jax.random.key(7), T)[0])
+    return act(state.learner.network, current)
 
 
 @pytest.mark.parametrize(
@@ -208,13 +214,14 @@ def test_gradients_by_finite_differences(use, recompute):
             memory = held._burnt_in(network, batch_held)
             batch_held = dataclasses.replace(batch_held, memory=memory, burn_in=None)
 
-        gradient = jax.grad(lambda network: loss_of(algorithm, network, batch)[0])(network)
+        gradient = jax.jit(jax.grad(lambda network: loss_of(algorithm, network, batch)[0]))(network)
+        cost = jax.jit(lambda network: loss_of(held, network, batch_held)[0])
         leaves, structure = jax.tree.flatten(network)
         keys = jax.random.split(jax.random.key(3), len(leaves))
         direction = structure.unflatten([jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
         step = 1e-6
         ahead, behind = (jax.tree.map(lambda p, d, s=s: p + s * step * d, network, direction) for s in (1, -1))
-        slope = (loss_of(held, ahead, batch_held)[0] - loss_of(held, behind, batch_held)[0]) / (2 * step)
+        slope = (cost(ahead) - cost(behind)) / (2 * step)
         products = jax.tree.map(lambda g, d: jnp.sum(g * d), gradient, direction)
         assert slope == pytest.approx(float(sum(jax.tree.leaves(products))), rel=1e-5)
 

@@ -1,6 +1,7 @@
 """Convolutions against plain loops, the encoders made of them, and what they refuse."""
 
 import equinox as eqx
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ from pqn_eqx.networks.convolutions import (
     MinAtarCNNConfig,
     NatureCNNConfig,
 )
-from pqn_eqx.networks.layers import Product, Residual
+from pqn_eqx.networks.layers import Linear, Product, Residual
 
 KEY = jax.random.key(0)
 ENCODERS = {
@@ -43,6 +44,15 @@ def with_bias(layer):
     return eqx.tree_at(lambda c: c.bias, layer, jnp.arange(1.0, len(layer.bias) + 1))
 
 
+def parametric_layers(encoder):
+    """Its convolutions and its dense layer, in the order in which an image meets them."""
+
+    def parametric(node):
+        return isinstance(node, (Convolution, Linear))
+
+    return [node for node in jax.tree.leaves(encoder, is_leaf=parametric) if parametric(node)]
+
+
 @pytest.mark.parametrize(("shape", "stride"), [((6, 5, 2), 1), ((9, 8, 2), 2), ((60, 60, 2), 1)])
 def test_convolution_equals_the_loop(shape, stride):
     """Of small images by patches, of large ones and with a stride by XLA; red for patches in another order."""
@@ -53,15 +63,27 @@ def test_convolution_equals_the_loop(shape, stride):
     np.testing.assert_allclose(layer(image), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_same_padding_keeps_the_size_and_the_middle():
+def test_same_padding_is_a_frame_of_zeros():
+    """Red if the frame were anything but one zero pixel on each side of a 3 x 3 kernel."""
     layer = with_bias(Convolution(2, 3, 3, key=KEY, padding="SAME"))
     image = jax.random.normal(KEY, (6, 5, 2))
-    assert layer(image).shape == (6, 5, 3)
-    valid = loop(np.asarray(image), np.asarray(layer.weight), np.asarray(layer.bias), 1)
-    np.testing.assert_allclose(layer(image)[1:-1, 1:-1], valid, rtol=1e-4, atol=1e-5)
+    framed = np.pad(np.asarray(image), ((1, 1), (1, 1), (0, 0)))
+    expected = loop(framed, np.asarray(layer.weight), np.asarray(layer.bias), 1)
+    np.testing.assert_allclose(layer(image), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "padding", "shape"),
+    [(8, 4, "VALID", (20, 20)), (4, 2, "VALID", (41, 41)), (3, 2, "SAME", (42, 43)), (4, 1, "SAME", (84, 85))],
+)
+def test_shapes(size, stride, padding, shape):
+    """⌊(n - k) / stride⌋ + 1 without padding, ⌈n / stride⌉ with; red if either were ignored."""
+    layer = Convolution(1, 2, size, stride=stride, padding=padding, key=KEY)
+    assert jax.eval_shape(layer, jax.ShapeDtypeStruct((84, 85, 1), float)).shape == (*shape, 2)
 
 
 def test_patches_have_the_gradient_of_the_convolution(monkeypatch):
+    """Red if learning differed with the size of the image: both ways to convolve have one gradient."""
     image, layer = jax.random.normal(KEY, (6, 5, 2)), Convolution(2, 3, 3, key=KEY)
 
     def gradient():
@@ -73,6 +95,7 @@ def test_patches_have_the_gradient_of_the_convolution(monkeypatch):
 
 
 def test_max_pool_by_hand():
+    """Red if the padding counted as zeros, which are larger than the -7 in the corner."""
     image = jnp.asarray([[1.0, 2, 3], [4, 9, 6], [-7, -8, -1]])[..., None]
     np.testing.assert_array_equal(MaxPool(size=2, stride=2)(image)[..., 0], [[9, 6], [-7, -1]])
 
@@ -84,13 +107,14 @@ def test_every_parameter_of_an_encoder_matters(name):
     encoder = config.build(shape, key=KEY)
     images = jax.random.uniform(jax.random.key(1), (8, *shape))
     assert encoder(images[0]).shape == (size,)
-    gradient = jax.grad(lambda encoder: jnp.sum(jnp.sin(jax.vmap(encoder)(images))))(encoder)
+    gradient = eqx.filter_jit(jax.grad(lambda encoder: jnp.sum(jnp.sin(jax.vmap(encoder)(images)))))(encoder)
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
         assert np.abs(leaf).max() > 0, path
 
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_bytes_are_divided_by_255_once_and_planes_are_not(name):
+    """Red if an encoder forgot `as_float`, divided twice, or divided binary planes."""
     config, shape, _ = ENCODERS[name]
     encoder = config.build(shape, key=KEY)
     planes = jax.random.bernoulli(KEY, 0.3, shape)
@@ -113,13 +137,85 @@ def test_minatar_cnn_by_hand():
     np.testing.assert_allclose(encoder(jnp.asarray(image)), x, rtol=1e-3, atol=1e-4)
 
 
-def test_minatar_cnn_starts_he_normal():
-    encoder = MinAtarCNNConfig(channels=64, hidden_size=256).build((10, 10, 20), key=KEY)
-    for layer, inputs in ((encoder.layers[1], 9 * 20), (encoder.layers[5], 64 * 64)):
-        assert np.std(layer.weight) == pytest.approx(np.sqrt(2 / inputs), rel=0.05)
+def he(inputs, outputs):
+    return 2 / inputs
+
+
+def lecun(inputs, outputs):
+    return 1 / inputs
+
+
+def glorot(inputs, outputs):
+    return 2 / (inputs + outputs)
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "of_convolutions", "of_dense"),
+    [
+        (MinAtarCNNConfig(), (10, 10, 20), he, he),
+        (NatureCNNConfig(), (84, 84, 4), he, he),
+        (ImpalaCNNConfig(), (12, 12, 12), lecun, lecun),
+        (HadamaxCNNConfig(), (12, 12, 4), glorot, he),
+    ],
+)
+def test_variance_of_the_weights_at_the_start(config, shape, of_convolutions, of_dense):
+    """Red for another initialisation than that of the code the encoder follows, or biases that are not zero."""
+    layers = parametric_layers(config.build(shape, key=KEY))
+    for layer, variance in zip(layers, [of_convolutions] * (len(layers) - 1) + [of_dense], strict=True):
+        *size, inputs, outputs = layer.weight.shape
+        area = np.prod(size, dtype=int)
+        assert np.std(layer.weight) == pytest.approx(np.sqrt(variance(area * inputs, area * outputs)), rel=0.08)
+        assert not layer.bias.any()
+
+
+class Reference(nn.Module):
+    """The encoders as flax writes them: purejaxql's Atari network, Hadamax's, and IMPALA's residual one."""
+
+    encoder: str
+    channels: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, x):
+        activation = nn.gelu if self.encoder == "hadamax-cnn" else nn.relu
+
+        def active(x):
+            return activation(nn.LayerNorm()(x))
+
+        if self.encoder == "nature-cnn":
+            for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+                x = active(nn.Conv(channels, (size, size), stride, padding="VALID")(x))
+        if self.encoder == "impala-cnn":
+            for channels in self.channels:
+                x = nn.max_pool(nn.Conv(channels, (3, 3))(x), (3, 3), (2, 2), padding="SAME")
+                for _ in range(2):
+                    y = nn.Conv(channels, (3, 3))(active(x))
+                    x += nn.Conv(channels, (3, 3))(active(y))
+            x = active(x)
+        if self.encoder == "hadamax-cnn":
+            for channels, size, pool, stride in zip(self.channels, (8, 4, 3), (4, 2, 3), (4, 2, 1), strict=True):
+                x = active(nn.Conv(channels, (size, size))(x)) * active(nn.Conv(channels, (size, size))(x))
+                x = nn.max_pool(x, (pool, pool), (stride, stride), padding="SAME")
+        return active(nn.Dense(7)(x.reshape(-1)))
+
+
+@pytest.mark.parametrize(("name", "channels"), [("nature-cnn", ()), ("impala-cnn", (2, 3)), ("hadamax-cnn", (2, 4, 4))])
+def test_equals_flax_with_the_same_weights(name, channels):
+    """Red if anything stood in another place: a normalisation, an activation, a pooling, the frame of a window."""
+    config, shape, _ = ENCODERS[name]
+    encoder = config.build(shape, key=KEY)
+    reference, image = Reference(name, channels), jax.random.normal(KEY, shape)
+    params = jax.jit(reference.init)(KEY, image)
+    layers = [params["params"][f"Conv_{i}"] for i in range(len(parametric_layers(encoder)) - 1)]
+    layers.append(params["params"]["Dense_0"])
+    weights = [layer["kernel"] for layer in layers]
+    encoder = eqx.tree_at(lambda e: [layer.weight for layer in parametric_layers(e)], encoder, weights)
+    expected = jax.jit(reference.apply)(params, image)
+    assert np.abs(expected).max() > 0.1
+    np.testing.assert_allclose(eqx.filter_jit(encoder)(image), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_nature_cnn_has_the_sizes_of_the_paper():
+    """Red for another kernel, stride or width: 84 x 84 pixels end as 7 x 7 x 64."""
     encoder = NatureCNNConfig().build((84, 84, 4), key=KEY)
     sizes = [layer.weight.shape for layer in encoder.layers if isinstance(layer, Convolution)]
     assert sizes == [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64)]
@@ -139,6 +235,7 @@ def test_impala_blocks_add_to_what_they_read():
 
 
 def test_hadamax_multiplies_its_branches():
+    """Red if branches were added, shared their weights, or were pooled by other than 4, 2 and 1."""
     encoder = HadamaxCNNConfig(channels=2, hidden_size=7).build((16, 12, 2), key=KEY)
     products = [layer for layer in encoder.layers if isinstance(layer, Product)]
     assert len(products) == 3
@@ -147,7 +244,6 @@ def test_hadamax_multiplies_its_branches():
     assert left.shape == (16, 12, 2)
     assert np.abs(left - right).max() > 0.1
     np.testing.assert_allclose(products[0](image), left * right, rtol=1e-6)
-    # Pooled by 4, 2 and 1.
     assert encoder.layers[-3].weight.shape == (2 * 2 * 4, 7)
 
 
@@ -155,6 +251,7 @@ def test_hadamax_multiplies_its_branches():
     ("name", "smallest"), [("minatar-cnn", 3), ("nature-cnn", 36), ("impala-cnn", 1), ("hadamax-cnn", 8)]
 )
 def test_refuses_what_is_no_image_or_too_small(name, smallest):
+    """Red if the smallest image it names did not pass, or a smaller one did."""
     config = ENCODERS[name][0]
     message = rf"network.encoder:{name} needs an image .* at least {smallest} x {smallest} pixels, got observations of"
     with pytest.raises(ConfigError, match=message):
@@ -167,5 +264,6 @@ def test_refuses_what_is_no_image_or_too_small(name, smallest):
 
 @pytest.mark.parametrize("channels", [(), (4, 0)])
 def test_refuses_sections_without_channels(channels):
+    """Red if a network without sections, or with an empty one, were built."""
     with pytest.raises(ConfigError, match="network.encoder.channels must name at least one section"):
         ImpalaCNNConfig(channels=channels)
