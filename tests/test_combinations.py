@@ -10,19 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pqn_eqx.networks.convolutions import HadamaxCNNConfig, ImpalaCNNConfig, MinAtarCNNConfig, NatureCNNConfig
-from pqn_eqx.networks.symbolic import TileEncoderConfig
 
 from pqn_eqx.envs.resets import FullReset
 from pqn_eqx.envs.vectorized import VectorizedEnvironment
 from pqn_eqx.exploration import EpsilonGreedyConfig
 from pqn_eqx.losses import HLGaussConfig, HuberConfig, MSEConfig
+from pqn_eqx.networks.convolutions import HadamaxCNNConfig, ImpalaCNNConfig, MinAtarCNNConfig, NatureCNNConfig
 from pqn_eqx.networks.encoders import MLPConfig
 from pqn_eqx.networks.heads import DuelingHeadConfig, LinearHeadConfig
 from pqn_eqx.networks.memory import NoMemoryConfig
 from pqn_eqx.networks.normalization import split_statistics
 from pqn_eqx.networks.q_network import QNetworkConfig
 from pqn_eqx.networks.recurrent import GRUConfig, LSTMConfig, MinGRUConfig
+from pqn_eqx.networks.symbolic import TileEncoderConfig
 from pqn_eqx.networks.transformer import TransformerConfig
 from pqn_eqx.optimizers import RAdamConfig
 from pqn_eqx.pqn import PQNConfig
