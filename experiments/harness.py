@@ -103,8 +103,7 @@ def report(question: str, arms: Sequence[Arm], output: Path) -> None:
         by_arm = {arm.name: scores(arm, output) for arm in group}
         every_score[task] = {name: values.tolist() for name, values in by_arm.items()}
         for arm in group:
-            steps = arm.config.plan.env_steps(arm.config.plan.num_updates)
-            values = by_arm[arm.name]
+            values, steps = by_arm[arm.name], evaluation_curve(arm, output)[0][-1]
             table.append(f"| {task} | {arm.name} | {estimate(values)} | {len(values)} | {steps:,} |")
         baseline = group[0].name
         verdict.append(f"## {task}\n")

@@ -5,6 +5,7 @@ the rest with the base as its defaults, so that flags and groups come in any ord
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,6 +51,9 @@ def split_base(argv: Sequence[str]) -> tuple[TrainConfig, list[str]]:
                 raise ConfigError("--config needs the path of a config.json.")
             del rest[position : position + taken]
             break
+    for before, argument in itertools.pairwise(rest):
+        if argument in PRESETS and not before.startswith("-"):
+            raise ConfigError(f"A preset is the first argument: {PROGRAM} {argument} [flags]; got it after {before!r}.")
     if preset is not None and preset not in PRESETS:
         raise ConfigError(
             f"There is no preset {preset!r}. {nearest(preset, list(PRESETS))}Presets: {', '.join(PRESETS)}."
@@ -62,14 +66,23 @@ def split_base(argv: Sequence[str]) -> tuple[TrainConfig, list[str]]:
     return PRESETS[preset or "cartpole"].config, rest
 
 
-def groups_first(arguments: Sequence[str]) -> list[str]:
+def in_order(arguments: Sequence[str]) -> list[str]:
     """The choices of groups (``env.reset:full``) before all flags, outer groups before those within them.
 
-    tyro wants a group before its flags and before the groups within it; users need not know.
+    tyro wants a group before its flags and before the groups within it; users need not know. Of a flag that is given
+    twice the last alone is kept, as everywhere on command lines: tyro looks for the second within the group before it.
     """
     chosen = [argument for argument in arguments if GROUP_CHOICE.fullmatch(argument)]
-    flags = [argument for argument in arguments if not GROUP_CHOICE.fullmatch(argument)]
-    return sorted(chosen, key=lambda choice: choice.partition(":")[0].count(".")) + flags
+    flags: dict[str, list[str]] = {}
+    name = ""
+    for argument in arguments:
+        if argument.startswith("--"):
+            name = re.sub(r"^--(.*\.)?no-", r"--\1", argument.partition("=")[0].replace("_", "-"))
+            flags.pop(name, None)
+        if argument not in chosen:
+            flags.setdefault(name, []).append(argument)
+    ordered = sorted(chosen, key=lambda choice: choice.partition(":")[0].count("."))
+    return ordered + [argument for values in flags.values() for argument in values]
 
 
 def parse(argv: Sequence[str]) -> TrainConfig:
@@ -79,7 +92,7 @@ def parse(argv: Sequence[str]) -> TrainConfig:
         TrainConfig,
         prog=PROGRAM,
         description=description(),
-        args=groups_first(rest),
+        args=in_order(rest),
         default=base,
         config=(tyro.conf.CascadeSubcommandArgs,),
     )

@@ -74,9 +74,8 @@ class TrainConfig:
         if self.log_interval is not None:
             require_at_least(1, log_interval=self.log_interval)
 
-    @property
-    def plan(self) -> Plan:
-        """The sizes of the run, intervals rounded to whole updates."""
+    def plan(self, time_limit: int) -> Plan:
+        """The sizes of the run, intervals rounded to whole updates; `time_limit` is the environment's, in steps."""
         steps = self.algorithm.steps_per_update
         num_updates = self.total_timesteps // steps
         log = num_updates // 100 if self.log_interval is None else round(self.log_interval / steps)
@@ -90,7 +89,7 @@ class TrainConfig:
             log_interval=log,
             eval_interval=max(1, round(evaluate / log)) * log,
             eval_envs=self.eval.num_envs,
-            eval_max_steps=self.eval.max_steps or 0,
+            eval_max_steps=self.eval.max_steps or time_limit,
             eval_epsilon=self.eval.epsilon,
         )
 
@@ -103,10 +102,9 @@ class TrainConfig:
         )
         # A network that cannot read the observations is refused here, before anything compiles.
         jax.eval_shape(algorithm.init, jnp.arange(1), jax.random.key(0))
-        plan = dataclasses.replace(self.plan, eval_max_steps=self.eval.max_steps or env.time_limit)
         return Trainer(
             algorithms=stack_members([algorithm] * self.num_seeds),
-            plan=plan,
+            plan=self.plan(env.time_limit),
             eval_env=eval_env,
             mesh=make_mesh(jax.devices()[:1]),
             callbacks=callbacks,

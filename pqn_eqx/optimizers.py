@@ -13,10 +13,9 @@ def _require_decay(**fields: float) -> None:
         require(0 <= value < 1, f"optimizer.{name} must lie in [0, 1), got {value}.")
 
 
-@group_member("radam")
 @dataclasses.dataclass(frozen=True)
-class RAdamConfig:
-    """Rectified Adam (arXiv 1908.03265), the optimiser of the PQN paper."""
+class _MomentsConfig:
+    """What the members of Adam's family share."""
 
     b1: float = 0.9
     """Decay of the running mean of the gradients."""
@@ -28,6 +27,12 @@ class RAdamConfig:
     def __post_init__(self):
         _require_decay(b1=self.b1, b2=self.b2)
         require_positive(**{"optimizer.eps": self.eps})
+
+
+@group_member("radam")
+@dataclasses.dataclass(frozen=True)
+class RAdamConfig(_MomentsConfig):
+    """Rectified Adam (arXiv 1908.03265), the optimiser of the PQN paper."""
 
     def build(self) -> optax.GradientTransformation:
         return optax.scale_by_radam(self.b1, self.b2, self.eps)
@@ -35,19 +40,8 @@ class RAdamConfig:
 
 @group_member("adam")
 @dataclasses.dataclass(frozen=True)
-class AdamConfig:
+class AdamConfig(_MomentsConfig):
     """Adam (arXiv 1412.6980)."""
-
-    b1: float = 0.9
-    """Decay of the running mean of the gradients."""
-    b2: float = 0.999
-    """Decay of the running mean of the squared gradients."""
-    eps: float = 1e-8
-    """Added to the root of the second moment."""
-
-    def __post_init__(self):
-        _require_decay(b1=self.b1, b2=self.b2)
-        require_positive(**{"optimizer.eps": self.eps})
 
     def build(self) -> optax.GradientTransformation:
         return optax.scale_by_adam(self.b1, self.b2, self.eps)

@@ -14,11 +14,15 @@ from pqn_eqx.envs.craftax import CraftaxConfig
 from pqn_eqx.envs.gymnax import GymnaxConfig
 from pqn_eqx.envs.resets import FullResetConfig, OptimisticResetConfig
 from pqn_eqx.errors import ConfigError
+from pqn_eqx.evaluate import EvaluationConfig
 from pqn_eqx.losses import HLGaussConfig, HuberConfig, MSEConfig
 from pqn_eqx.networks.convolutions import ImpalaCNNConfig
+from pqn_eqx.networks.encoders import MLPConfig
 from pqn_eqx.networks.heads import DuelingHeadConfig
+from pqn_eqx.networks.q_network import QNetworkConfig
 from pqn_eqx.networks.recurrent import LSTMConfig
 from pqn_eqx.optimizers import AdamConfig, RAdamConfig, SGDConfig
+from pqn_eqx.pqn import PQNConfig
 from pqn_eqx.presets import PRESETS
 from pqn_eqx.serialization import config_to_dict
 
@@ -191,6 +195,33 @@ def test_an_unknown_preset_names_the_nearest_and_all(given, meant):
         assert f"Did you mean {meant}?" in message
 
 
+@pytest.mark.parametrize(
+    ("argv", "config"),
+    [
+        (["--num-envs=4", "--num-envs", "64"], TrainConfig(algorithm=PQNConfig(num_envs=64))),
+        (
+            ["--num-envs", "4", "--network.encoder.hidden-size", "8", "--eval.num-envs=3", "--num_envs=64"],
+            TrainConfig(
+                algorithm=PQNConfig(num_envs=64),
+                network=QNetworkConfig(encoder=MLPConfig(hidden_size=8)),
+                eval=EvaluationConfig(num_envs=3),
+            ),
+        ),
+        (["--no-anneal-learning-rate", "--seed", "1", "--anneal-learning-rate"], TrainConfig(seed=1)),
+        (["--seed=1", "loss:huber", "--seed", "2"], TrainConfig(seed=2, loss=HuberConfig())),
+    ],
+)
+def test_of_a_flag_given_twice_the_last_one_counts(argv, config):
+    """Red where a script cannot append to its flags, or a flag takes a namesake's place (``--eval.num-envs``)."""
+    assert parse(argv) == config
+
+
+def test_a_preset_that_is_not_the_first_argument_is_told_where_it_goes():
+    """Red where tyro's "unrecognized option" is all that a user hears."""
+    with pytest.raises(ConfigError, match=r"A preset is the first argument: .* acrobot \[flags\]; got it after '5'"):
+        parse(["--num-seeds", "5", "acrobot"])
+
+
 def test_nothing_near_suggests_nothing():
     """Red where any word is 'corrected' to a preset."""
     with pytest.raises(ConfigError) as caught:
@@ -214,7 +245,6 @@ def test_the_base_is_taken_off_the_arguments():
         ["--frobnicate"],
         ["--seed", "2.5"],
         ["--seed"],
-        ["--seed", "3", "acrobot"],
         ["loss:hubber"],
         ["--loss.delta", "2"],
         ["env:craftax", "--env.name", "Craftax-Textual-v1"],

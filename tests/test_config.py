@@ -1,6 +1,5 @@
 """The configuration: what it refuses, and the sizes it plans."""
 
-import dataclasses
 import re
 
 import jax
@@ -28,13 +27,13 @@ TINY = PQNConfig(num_envs=4, num_steps=8, num_minibatches=2)
 
 def sizes(total: int, algorithm: PQNConfig = TINY, **fields) -> tuple[int, int, int]:
     """Updates, log interval and evaluation interval of a run."""
-    plan = TrainConfig(total_timesteps=total, algorithm=algorithm, **fields).plan
+    plan = TrainConfig(total_timesteps=total, algorithm=algorithm, **fields).plan(time_limit=500)
     return plan.num_updates, plan.log_interval, plan.eval_interval
 
 
 def test_plan_of_the_default_run():
     """Red where a size of the default run changes unnoticed. 500,000 / (32 x 64) = 244.1 updates."""
-    assert TrainConfig().plan == Plan(
+    assert TrainConfig().plan(time_limit=500) == Plan(
         seeds=(0,),
         num_envs=32,
         num_updates=244,
@@ -42,7 +41,7 @@ def test_plan_of_the_default_run():
         log_interval=2,
         eval_interval=24,
         eval_envs=128,
-        eval_max_steps=0,
+        eval_max_steps=500,
         eval_epsilon=0.0,
     )
 
@@ -90,7 +89,7 @@ def test_plan_intervals_fit_every_run():
 def test_plan_seeds_and_evaluation():
     """Red where members do not take the seeds that follow, or a setting of the evaluation is dropped."""
     config = TrainConfig(seed=7, num_seeds=3, eval=EvaluationConfig(num_envs=5, max_steps=11, epsilon=0.5))
-    plan = config.plan
+    plan = config.plan(time_limit=500)
     assert plan.seeds == (7, 8, 9)
     assert plan.num_members == 3
     assert (plan.eval_envs, plan.eval_max_steps, plan.eval_epsilon) == (5, 11, 0.5)
@@ -98,7 +97,7 @@ def test_plan_seeds_and_evaluation():
 
 def test_environment_steps_do_not_overflow():
     """Red where steps are counted in 32 bits: a billion steps are within a factor of two of 2**31."""
-    plan = TrainConfig(total_timesteps=10**13, algorithm=PQNConfig(num_envs=1024, num_steps=128)).plan
+    plan = TrainConfig(total_timesteps=10**13, algorithm=PQNConfig(num_envs=1024, num_steps=128)).plan(time_limit=1)
     steps = plan.env_steps(plan.num_updates)
     assert type(steps) is int
     assert steps == 76293945 * 131072 == 9999999959040
@@ -158,9 +157,9 @@ def test_the_largest_values_that_work_are_taken():
     """Red where a bound refuses its own end."""
     assert PQNConfig(gamma=1.0, td_lambda=0.0).gamma == 1
     assert PQNConfig(gamma=0.0, td_lambda=1.0).td_lambda == 1
-    assert TrainConfig(seed=2**31 - 1).plan.seeds == (2**31 - 1,)
-    assert TrainConfig(seed=2**31 - 2, num_seeds=2).plan.seeds == (2**31 - 2, 2**31 - 1)
-    assert TrainConfig(total_timesteps=2048).plan.num_updates == 1
+    assert TrainConfig(seed=2**31 - 1).plan(1).seeds == (2**31 - 1,)
+    assert TrainConfig(seed=2**31 - 2, num_seeds=2).plan(1).seeds == (2**31 - 2, 2**31 - 1)
+    assert TrainConfig(total_timesteps=2048).plan(1).num_updates == 1
     assert EvaluationConfig(epsilon=1.0, num_envs=1, interval=1, max_steps=1).epsilon == 1
     assert EpsilonGreedyConfig(start=0.0, finish=1.0, decay_fraction=0.0).finish == 1
 
@@ -192,7 +191,7 @@ def test_presets_are_named_after_themselves():
         assert preset.config.name == name
         assert preset.summary.endswith(".")
         assert "\n" not in preset.summary
-        assert preset.config.plan.num_updates >= 40
+        assert preset.config.plan(1).num_updates >= 40
 
 
 @pytest.fixture
@@ -214,7 +213,8 @@ def test_build_evaluates_with_exact_resets_up_to_the_time_limit(built):
     assert isinstance(arguments["eval_env"].reset_rule, FullReset)
     assert isinstance(arguments["algorithms"].env.reset_rule, OptimisticReset)
     assert arguments["eval_env"].time_limit == 37
-    assert arguments["plan"] == dataclasses.replace(config.plan, eval_max_steps=37)
+    assert arguments["plan"] == config.plan(time_limit=37)
+    assert arguments["plan"].eval_max_steps == 37
 
 
 def test_build_respects_a_limit_on_evaluation(monkeypatch):

@@ -25,18 +25,16 @@ def test_following_the_page_on_losses_and_networks_works(tmp_path):
     network.write_text(text)
 
     def command(*arguments):
-        return subprocess.run(
+        subprocess.run(
             [sys.executable, "-m", "pqn_eqx.train", *arguments],
             cwd=tmp_path,
             capture_output=True,
-            text=True,
             check=True,
-        ).stdout
+        )
 
-    assert "loss:log-cosh" in command("--help")
-    flags = ["--loss.scale", "0.5", "--network.encoder.num-frequencies", "16", "--total-timesteps", "4096"]
+    flags = ["--loss.scale", "0.5", "--network.encoder.num-frequencies", "16", "--total-timesteps", "2048"]
     command("loss:log-cosh", "network.encoder:fourier", *flags, "--run-dir", "run", "--eval.max-steps", "20")
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["loss"] == {"type": "log-cosh", "scale": 0.5}
     assert config["network"]["encoder"]["type"] == "fourier"
-    command("--config", "run/config.json", "--run-dir", "again", "--total-timesteps", "2048")
+    command("--config", "run/config.json", "--run-dir", "again", "--seed", "1")
