@@ -12,6 +12,7 @@ Reports are made from files alone, so that they can be made again without traini
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import matplotlib
 import numpy as np
 
 from experiments.statistics import RESAMPLES, Estimate, difference, estimate
+from pqn_eqx.cache import enable_compilation_cache
 from pqn_eqx.config import TrainConfig
 from pqn_eqx.errors import UserError
 from pqn_eqx.plot import curves
@@ -50,6 +52,18 @@ def smoke(config: TrainConfig) -> TrainConfig:
         log_interval=None,
         eval=dataclasses.replace(config.eval, num_envs=4, max_steps=600, interval=None),
     )
+
+
+def conduct(question: str, arms: Sequence[Arm], output: Path) -> int:
+    """Run the arms and report on them; the exit status."""
+    enable_compilation_cache()
+    try:
+        run(arms, output)
+        report(question, arms, output)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def run(arms: Iterable[Arm], output: Path) -> None:
@@ -107,6 +121,8 @@ def report(question: str, arms: Sequence[Arm], output: Path) -> None:
             table.append(f"| {task} | {arm.name} | {estimate(values)} | {len(values)} | {steps:,} |")
         baseline = group[0].name
         verdict.append(f"## {task}\n")
+        if len(group) == 1:
+            verdict.append(f"- **{baseline}**: {estimate(by_arm[baseline])}; seeds: {len(by_arm[baseline])}.")
         verdict += [_sentence(name, by_arm[name], baseline, by_arm[baseline]) for name in list(by_arm)[1:]]
         verdict.append("")
     (output / "table.md").write_text("\n".join(table) + "\n")

@@ -13,10 +13,8 @@ from typing import Literal
 
 import tyro
 
-from experiments.harness import Arm, report, run, smoke
-from pqn_eqx.cache import enable_compilation_cache
+from experiments.harness import Arm, conduct, smoke
 from pqn_eqx.config import TrainConfig
-from pqn_eqx.errors import UserError
 from pqn_eqx.losses import HLGaussConfig, HuberConfig, LossConfig, MSEConfig
 from pqn_eqx.presets import PRESETS
 
@@ -71,14 +69,7 @@ def arms(options: Options) -> list[Arm]:
 def main(argv: Sequence[str] | None = None) -> int:
     options = tyro.cli(Options, prog="python -m experiments.losses", args=argv)
     output = options.output or (Path(tempfile.mkdtemp(prefix="losses-smoke-")) if options.smoke else RESULTS)
-    enable_compilation_cache()
-    try:
-        run(arms(options), output)
-        report(QUESTION, arms(options), output)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return conduct(QUESTION, arms(options), output)
 
 
 if __name__ == "__main__":

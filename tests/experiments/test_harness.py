@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import losses
+from experiments import losses, minatar
 from experiments.harness import Arm, report, run, scores, smoke
 from pqn_eqx.errors import UserError
 from pqn_eqx.losses import HLGaussConfig
@@ -57,6 +57,11 @@ def test_reports_what_the_files_say(tmp_path):
     assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
+def test_an_arm_without_another_to_compare_it_with_is_reported_alone(tmp_path):
+    report("What?", [folder(tmp_path, "only", [100, 102])], tmp_path)
+    assert "- **only**: 101.00 [100.00, 102.00]; seeds: 2." in (tmp_path / "verdict.md").read_text()
+
+
 def test_the_study_of_losses_differs_in_the_loss_alone():
     arms = losses.arms(losses.Options(num_seeds=3))
     assert [arm.name for arm in arms] == ["mse", "huber", "hl-gauss"] * 3
@@ -65,6 +70,14 @@ def test_the_study_of_losses_differs_in_the_loss_alone():
     by_task = {arm.task: arm.config for arm in arms if arm.name == "hl-gauss"}
     assert by_task["acrobot"].loss == HLGaussConfig(-11, 1)
     assert by_task["breakout"].total_timesteps == 1_000_000
+
+
+def test_the_study_of_minatar_is_the_presets():
+    arms = minatar.arms(minatar.Options(num_seeds=2))
+    assert [arm.task for arm in arms] == ["asterix", "breakout", "freeway", "space-invaders"]
+    for arm in arms:
+        assert arm.config == dataclasses.replace(PRESETS[f"minatar-{arm.task}"].config, num_seeds=2)
+        assert arm.config.total_timesteps == 10_000_000
 
 
 def test_a_smoke_run_of_the_study_writes_everything(tmp_path, capsys):
