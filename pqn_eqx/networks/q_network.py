@@ -140,10 +140,10 @@ class QNetworkConfig:
         """Raises `ConfigError` where the encoder cannot read observations of `obs_shape`."""
         encoder_key, memory_key, head_key = jax.random.split(key, 3)
         encoder = self.encoder.build(obs_shape, key=encoder_key)
-        (num_features,) = jax.eval_shape(encoder, jax.ShapeDtypeStruct(obs_shape, float)).shape
+        (num_features,) = jax.eval_shape(encoder, jax.ShapeDtypeStruct(obs_shape, jnp.result_type(float))).shape
         num_features += num_actions * self.add_last_action + self.add_last_reward
         memory = self.memory.build(num_features, key=memory_key)
-        features, reset = jax.ShapeDtypeStruct((num_features,), float), jax.ShapeDtypeStruct((), bool)
+        features, reset = jax.ShapeDtypeStruct((num_features,), jnp.result_type(float)), jax.ShapeDtypeStruct((), bool)
         remembered, _ = jax.eval_shape(memory.step, memory.initial(), features, reset)
         head = self.head.build(remembered.shape[0], num_actions, num_outputs, key=head_key)
         return QNetwork(

@@ -79,7 +79,7 @@ def test_same_padding_is_a_frame_of_zeros():
 def test_shapes(size, stride, padding, shape):
     """⌊(n - k) / stride⌋ + 1 without padding, ⌈n / stride⌉ with; red if either were ignored."""
     layer = Convolution(1, 2, size, stride=stride, padding=padding, key=KEY)
-    assert jax.eval_shape(layer, jax.ShapeDtypeStruct((84, 85, 1), float)).shape == (*shape, 2)
+    assert jax.eval_shape(layer, jax.ShapeDtypeStruct((84, 85, 1), jnp.float32)).shape == (*shape, 2)
 
 
 def test_patches_have_the_gradient_of_the_convolution(monkeypatch):
