@@ -1,17 +1,22 @@
 """What a run tells the host, and the interface of those who listen. Nothing here is compiled."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from pqn_eqx.evaluate import Evaluation
+from pqn_eqx.population import Member
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """The sizes of a run, fixed before it starts. Intervals are in updates."""
 
-    seeds: tuple[int, ...]
+    members: tuple[Member, ...]
+    """Those trained here: the whole population, or a group of it."""
+    population: int
+    """Members of the whole population."""
     num_envs: int
     num_updates: int
     steps_per_update: int
@@ -21,10 +26,12 @@ class Plan:
     eval_envs: int
     eval_max_steps: int
     eval_epsilon: float
+    notes: tuple[str, ...] = ()
+    """What there is to say about the run before it starts, a line each."""
 
     @property
     def num_members(self) -> int:
-        return len(self.seeds)
+        return len(self.members)
 
     def env_steps(self, update: int) -> int:
         """Environment steps of one member after `update` updates: a Python integer, which cannot overflow."""
@@ -44,6 +51,17 @@ class Interval:
     wall_seconds: float
     """Since the run began, compilation included."""
 
+    def rows(self) -> list[dict[str, Any]]:
+        """A row per member."""
+        shared = {
+            "update": self.update,
+            "env_steps": self.env_steps,
+            "steps_per_second": self.steps_per_second,
+            "wall_seconds": self.wall_seconds,
+        }
+        num_members = len(next(iter(self.metrics.values())))
+        return [{name: values[m] for name, values in self.metrics.items()} | shared for m in range(num_members)]
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
@@ -54,6 +72,11 @@ class Evaluated:
     evaluation: Evaluation
     wall_seconds: float
 
+    def rows(self) -> list[dict[str, Any]]:
+        """A row per member."""
+        shared = {"update": self.update, "env_steps": self.env_steps, "wall_seconds": self.wall_seconds}
+        return [row | shared for row in self.evaluation.rows()]
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
@@ -63,10 +86,17 @@ class Outcome:
     """finished, interrupted or diverged."""
     update: int
     env_steps: int
-    steps_per_second: float
-    """Environment steps of all members per second of training; compilation and evaluation are not counted."""
+    """Of each member."""
+    num_members: int
+    train_seconds: float
+    """Compilation and evaluation are not counted."""
     compile_seconds: float
     wall_seconds: float
+
+    @property
+    def steps_per_second(self) -> float:
+        """Environment steps of all members per second of training."""
+        return self.env_steps * self.num_members / max(self.train_seconds, 1e-9)
 
 
 class Callback:
@@ -89,3 +119,6 @@ class Callback:
 
     def on_end(self, outcome: Outcome) -> None:
         """However the run ended, once its programs were compiled."""
+
+    def close(self) -> None:
+        """After `on_end`, and after a failure too."""

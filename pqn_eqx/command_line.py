@@ -16,9 +16,10 @@ from pqn_eqx.config import TrainConfig
 from pqn_eqx.errors import ConfigError, nearest
 from pqn_eqx.presets import PRESETS
 from pqn_eqx.serialization import load_config
+from pqn_eqx.sweep import explain_unknown
 
 PROGRAM = "python -m pqn_eqx.train"
-GROUP_CHOICE = re.compile(r"(env|env\.reset|network\.(encoder|memory|head)|loss|optimizer):\S*")
+GROUP_CHOICE = re.compile(r"(env|env\.reset|network\.(encoder|memory|head)|loss|optimizer|scaling):\S*")
 
 
 def description() -> str:
@@ -33,6 +34,10 @@ def description() -> str:
         "Alternatives are chosen as groups, each with flags of its own:\n"
         "  env:gymnax --env.name Acrobot-v1 env.reset:optimistic loss:huber --loss.delta 2 optimizer:adam\n"
         "  network.memory:gru --network.memory.hidden-size 128 network.head:dueling network.encoder:mlp\n\n"
+        "A population trains in one program, one member for each setting and seed (here 2 x 2 x 3 = 12):\n"
+        "  --sweep.learning-rate 1e-4 1e-3 --sweep.td-lambda 0.5 0.9 --num-seeds 3\n\n"
+        "All devices are used, members first; --mesh.member and --mesh.env say otherwise. A CPU can play several:\n"
+        "  XLA_FLAGS=--xla_force_host_platform_device_count=4\n\n"
         "The defaults shown are those of the base: ask a preset with `PRESET --help`."
     )
 
@@ -88,6 +93,7 @@ def in_order(arguments: Sequence[str]) -> list[str]:
 def parse(argv: Sequence[str]) -> TrainConfig:
     """The configuration that `argv` asks for. Raises `ConfigError`; leaves as tyro does for `--help` and bad flags."""
     base, rest = split_base(argv)
+    explain_unknown(rest)
     return tyro.cli(
         TrainConfig,
         prog=PROGRAM,

@@ -1,5 +1,8 @@
 """The errors that a user can mend: the commands print their message alone. Anything else is a bug, with a traceback."""
 
+import difflib
+import math
+
 
 class UserError(Exception):
     """Something the user gave, or the machine has, does not work: the message says what was given and the mend."""
@@ -42,8 +45,13 @@ def require_unit_interval(**fields: float) -> None:
 
 def nearest(given: str, known: "list[str] | tuple[str, ...]") -> str:
     """'Did you mean X? ' when one of `known` resembles `given`, else an empty string."""
-    import difflib
-
     by_lower_case = {name.lower(): name for name in known}
     close = difflib.get_close_matches(given.lower(), by_lower_case, n=1, cutoff=0.5)
     return f"Did you mean {by_lower_case[close[0]]}? " if close else ""
+
+
+def divisors_near(number: int, target: int) -> str:
+    """The three divisors of `number` that are nearest to `target`, as a list in words."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    divisors = {*small, *(number // divisor for divisor in small)}
+    return ", ".join(map(str, sorted(sorted(divisors, key=lambda divisor: abs(divisor - target))[:3])))

@@ -24,7 +24,9 @@ class FirstEpisodes(eqx.Module):
     episode_return: Float[Array, " E"]
     """In raw rewards; until the episode is finished, what it has collected so far."""
     episode_length: Int[Array, " E"]
-    extras: Float[Array, "E X"]
+    extras: Float[Array, "E X"] | None
+    """None where the environment has none: loops over several devices cannot carry arrays of no elements (jaxlib
+    0.11.2 crashes)."""
 
 
 def begin(env: Environment, network: QNetwork, index: Int[Array, " E"], key: Key[Array, ""]) -> FirstEpisodes:
@@ -35,7 +37,7 @@ def begin(env: Environment, network: QNetwork, index: Int[Array, " E"], key: Key
         finished=jnp.zeros(index.shape, bool),
         episode_return=zeros,
         episode_length=zeros.astype(int),
-        extras=jnp.zeros((*index.shape, len(env.extra_names))),
+        extras=jnp.zeros((*index.shape, len(env.extra_names))) if env.extra_names else None,
     )
 
 
@@ -60,7 +62,7 @@ def advance(
             finished=through | now.done,
             episode_return=jnp.where(through, episodes.episode_return, now.episode_return),
             episode_length=jnp.where(through, episodes.episode_length, now.episode_length),
-            extras=jnp.where(through[:, None], episodes.extras, now.extras),
+            extras=None if episodes.extras is None else jnp.where(through[:, None], episodes.extras, now.extras),
         )
 
     return jax.lax.fori_loop(0, num_steps, step, episodes)
@@ -73,14 +75,8 @@ class Evaluation:
     finished: np.ndarray
     episode_return: np.ndarray
     episode_length: np.ndarray
-    extras: np.ndarray
+    extras: np.ndarray | None
     extra_names: tuple[str, ...]
-
-    @classmethod
-    def from_device(cls, episodes: FirstEpisodes, extra_names: tuple[str, ...]) -> "Evaluation":
-        fields = (episodes.finished, episodes.episode_return, episodes.episode_length, episodes.extras)
-        finished, episode_return, episode_length, extras = jax.device_get(fields)
-        return cls(finished, episode_return, episode_length, extras, extra_names)
 
     def rows(self) -> list[dict[str, float | int | None]]:
         """One summary per member. Means are over finished episodes; None where no episode finished."""
@@ -94,7 +90,8 @@ class Evaluation:
                 "episode_return_std": float(self.episode_return[member][through].std()) if through.any() else None,
                 "episode_length": _mean(self.episode_length[member][through]),
             }
-            row |= {name: _mean(self.extras[member, through, i]) for i, name in enumerate(self.extra_names)}
+            if self.extras is not None:
+                row |= {name: _mean(self.extras[member, through, i]) for i, name in enumerate(self.extra_names)}
             rows.append(row)
         return rows
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from pqn_eqx.errors import require_unit_interval
+from pqn_eqx.errors import require, require_unit_interval
 
 
 class LinearSchedule(eqx.Module):
@@ -44,11 +44,14 @@ class EpsilonGreedyConfig:
     finish: float = 0.2
     """Probability of a random action once the decay is over."""
     decay_fraction: float = 0.2
-    """Share of total_timesteps over which the probability falls from start to finish; 0 starts at finish."""
+    """Share of total_timesteps over which the probability falls from start to finish: 0 starts at finish, more than 1
+    does not get there."""
 
     def __post_init__(self):
-        require_unit_interval(
-            **{f"exploration.{name}": getattr(self, name) for name in ("start", "finish", "decay_fraction")}
+        require_unit_interval(**{f"exploration.{name}": getattr(self, name) for name in ("start", "finish")})
+        require(
+            0 <= self.decay_fraction < float("inf"),
+            f"exploration.decay_fraction must be a finite number of at least 0, got {self.decay_fraction}.",
         )
 
     def build(self, total_timesteps: int) -> LinearSchedule:

@@ -23,52 +23,50 @@ class JsonLinesLogger(Callback):
         self.directory = directory
 
     def on_start(self, plan: Plan) -> None:
-        self.seeds = plan.seeds
+        self.members = plan.members
 
     def on_interval(self, interval: Interval) -> None:
-        times = {"steps_per_second": interval.steps_per_second, "wall_seconds": interval.wall_seconds}
-        rows = [{name: values[m] for name, values in interval.metrics.items()} | times for m in range(len(self.seeds))]
-        self._append(METRICS, interval, rows)
+        self._append(METRICS, interval.rows())
 
     def on_evaluation(self, evaluated: Evaluated) -> None:
-        rows = [row | {"wall_seconds": evaluated.wall_seconds} for row in evaluated.evaluation.rows()]
-        self._append(EVALUATIONS, evaluated, rows)
+        self._append(EVALUATIONS, evaluated.rows())
 
-    def _append(self, file: str, event: Interval | Evaluated, rows: list[dict[str, Any]]) -> None:
-        when = {"update": event.update, "env_steps": event.env_steps}
-        self.directory.append(
-            file,
-            [
-                {"member": m, "seed": seed} | when | row
-                for m, (seed, row) in enumerate(zip(self.seeds, rows, strict=True))
-            ],
-        )
+    def _append(self, file: str, rows: list[dict[str, Any]]) -> None:
+        names = [{"member": member.number, "seed": member.seed} for member in self.members]
+        self.directory.append(file, [name | row for name, row in zip(names, rows, strict=True)])
 
 
 class SummaryLogger(Callback):
-    """Writes the summary at the end of a run, and its figure."""
+    """Writes the summary whenever a group of the population ends, and its figure: of all groups so far."""
 
     def __init__(self, directory: RunDirectory):
         self.directory = directory
-        self.evaluated: Evaluated | None = None
+        self.outcomes: list[Outcome] = []
+        self.seeds: list[int] = []
+        self.last_rows: list[dict[str, Any] | None] = []
 
     def on_start(self, plan: Plan) -> None:
-        self.seeds = plan.seeds
+        self.seeds += [member.seed for member in plan.members]
+        self.group_rows: list[dict[str, Any] | None] = [None] * plan.num_members
 
     def on_evaluation(self, evaluated: Evaluated) -> None:
-        self.evaluated = evaluated
+        self.group_rows = list(evaluated.rows())
 
     def on_end(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self.last_rows += self.group_rows
+        steps = sum(outcome.env_steps * outcome.num_members for outcome in self.outcomes)
+        seconds = sum(outcome.train_seconds for outcome in self.outcomes)
         self.directory.write_summary(
             {
-                "status": outcome.status,
+                "status": self._status(),
                 "eval_return": self._eval_return(),
                 "seeds": self.seeds,
                 "update": outcome.update,
                 "env_steps": outcome.env_steps,
-                "steps_per_second": outcome.steps_per_second,
-                "compile_seconds": outcome.compile_seconds,
-                "wall_seconds": outcome.wall_seconds,
+                "steps_per_second": steps / max(seconds, 1e-9),
+                "compile_seconds": sum(outcome.compile_seconds for outcome in self.outcomes),
+                "wall_seconds": sum(outcome.wall_seconds for outcome in self.outcomes),
                 "versions": versions(),
                 "git_commit": git_commit(),
             }
@@ -78,17 +76,20 @@ class SummaryLogger(Callback):
 
         learning_curve(self.directory.path)
 
+    def _status(self) -> str:
+        """A population has diverged where every group has; otherwise it ended as its last group that did not."""
+        return next((o.status for o in reversed(self.outcomes) if o.status != "diverged"), "diverged")
+
     def _eval_return(self) -> dict[str, Any]:
-        if self.evaluated is None:
+        rows = [row for row in self.last_rows if row is not None]
+        if not rows:
             return {"mean": None, "per_member": None, "env_steps": None, "unfinished": None}
-        rows = self.evaluated.evaluation.rows()
-        returns = [row["episode_return"] for row in rows]
-        known = [r for r in returns if r is not None]
+        known = [row["episode_return"] for row in rows if row["episode_return"] is not None]
         return {
             "mean": float(np.mean(known)) if known else None,
-            "per_member": returns,
-            "env_steps": self.evaluated.env_steps,
-            "unfinished": [row["unfinished"] for row in rows],
+            "per_member": [row and row["episode_return"] for row in self.last_rows],
+            "env_steps": rows[-1]["env_steps"],
+            "unfinished": [row and row["unfinished"] for row in self.last_rows],
         }
 
 
@@ -106,7 +107,14 @@ class ConsoleLogger(Callback):
 
     def on_start(self, plan: Plan) -> None:
         self.plan = plan
+        self.mean_return, self.last_line = None, 0.0
+        for note in plan.notes:
+            self._say(note)
         members = f"{plan.num_members} members, " if plan.num_members > 1 else ""
+        if plan.num_members < plan.population:
+            first, last = plan.members[0].number, plan.members[-1].number
+            members = f"member {first}" if first == last else f"members {first} to {last}"
+            members += f" of {plan.population}, "
         self._say(
             f"{self.title}: {members}{plan.num_updates:,} updates of {plan.steps_per_update:,} environment steps; "
             f"logging every {plan.env_steps(plan.log_interval):,}, evaluating every "
@@ -165,7 +173,6 @@ class ConsoleLogger(Callback):
         )
 
     def close(self) -> None:
-        """Take the progress bar away, whatever happened."""
         if self.progress is not None:
             self.progress.stop()
             self.progress = None

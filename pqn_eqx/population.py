@@ -1,6 +1,7 @@
 """Populations: many members of one algorithm in one program."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -8,6 +9,21 @@ import jax
 import jax.numpy as jnp
 
 Algorithm = TypeVar("Algorithm", bound=eqx.Module)
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One run of a population: what sets it apart from the others."""
+
+    number: int
+    """Its place in the whole population, whatever group it is trained in."""
+    seed: int
+    values: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Swept options and their values here, by name: `learning_rate`, `loss.delta`."""
+
+    def row(self) -> dict[str, Any]:
+        """As a row of a table."""
+        return {"member": self.number, "seed": self.seed, **self.values}
 
 
 def stack_members(members: list[Algorithm]) -> Algorithm:

@@ -17,17 +17,18 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from pqn_eqx.control_flow import map_with_mean
 from pqn_eqx.envs.base import Environment
-from pqn_eqx.errors import require, require_at_least, require_positive, require_unit_interval
+from pqn_eqx.errors import divisors_near, require, require_at_least, require_positive, require_unit_interval
 from pqn_eqx.exploration import EpsilonGreedyConfig, LinearSchedule
 from pqn_eqx.losses import Loss, LossConfig
 from pqn_eqx.metrics import Metrics, episode_metrics
+from pqn_eqx.minibatches import shuffled_minibatches
 from pqn_eqx.networks.memory import MemoryState
 from pqn_eqx.networks.normalization import split_statistics
 from pqn_eqx.networks.q_network import Inputs, QNetwork, QNetworkConfig
 from pqn_eqx.optimizers import OptimizerConfig
 from pqn_eqx.returns import lambda_returns, successor_values
 from pqn_eqx.rollout import Actors, Transition, initial_actors, q_values, rollout
-from pqn_eqx.sharding import TrainState, mean_over_envs
+from pqn_eqx.sharding import TrainState, blocks_here, mean_over_envs
 
 
 class Learner(eqx.Module):
@@ -94,6 +95,8 @@ class PQN(eqx.Module):
     """Over environment steps."""
     learning_rate: LinearSchedule
     """Over updates."""
+    warmup_updates: Float[Array, ""]
+    """Updates over which the learning rate rises to what its schedule says."""
     gamma: Float[Array, ""]
     td_lambda: Float[Array, ""]
     reward_scale: Float[Array, ""]
@@ -101,9 +104,12 @@ class PQN(eqx.Module):
     num_steps: int = eqx.field(static=True)
     num_minibatches: int = eqx.field(static=True)
     num_epochs: int = eqx.field(static=True)
+    num_env_blocks: int = eqx.field(static=True)
     memory_window: int = eqx.field(static=True)
     burns_in: bool = eqx.field(static=True)
     recompute_targets: bool = eqx.field(static=True)
+    learns_windows: bool = eqx.field(static=True)
+    """Whether a sequence is the window of an environment, not a step of its own."""
     steps_per_update: int = eqx.field(static=True)
     """Environment steps of one update, over all environments on all devices."""
 
@@ -128,7 +134,8 @@ class PQN(eqx.Module):
         learner, past = state.learner, state.actors.past
         key, rollout_key, shuffle_key = jax.random.split(learner.key, 3)
         epsilon = self.epsilon(learner.update.astype(float) * self.steps_per_update)
-        learning_rate = self.learning_rate(learner.update)
+        warm = jnp.minimum(1, (learner.update + 1) / jnp.maximum(self.warmup_updates, 1))
+        learning_rate = self.learning_rate(learner.update) * warm
 
         memory = state.actors.current.memory
         actors, transitions, episodes, memory_before_kept = rollout(
@@ -167,7 +174,7 @@ class PQN(eqx.Module):
                 transitions = jax.tree.map(lambda *parts: jnp.concatenate(parts), steps, transitions)
         last_q, _ = q_values(network, self.loss, actors.memory, actors.inputs)
         targets = self.targets(transitions, jnp.max(last_q, axis=-1))
-        if self._learns_windows:
+        if self.learns_windows:
             return Sequences(memory, burn_in, transitions, targets, actors.inputs)
         # Each step is a sequence of its own; nothing follows it, since its target is known.
         transitions, targets = jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), (transitions, targets))
@@ -186,8 +193,11 @@ class PQN(eqx.Module):
         )
 
     def learn(self, learner: Learner, sequences: Sequences, learning_rate: Float[Array, ""], key: Key[Array, ""]):
-        """All gradient steps of an update: epochs of minibatches of sequences, shuffled by index."""
+        """All gradient steps of an update: epochs of minibatches of sequences, shuffled by index within blocks."""
         transformation = self.transformation(learning_rate)
+        blocks = blocks_here(self.num_env_blocks)
+        num_sequences = sequences.targets.shape[1]
+        sequences_per_env = 1 if self.learns_windows else self.num_steps
 
         def gradient_step(carry, indices):
             network, optimizer_state = carry
@@ -201,8 +211,8 @@ class PQN(eqx.Module):
             return (eqx.combine(optax.apply_updates(parameters, updates), statistics), optimizer_state), metrics
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, sequences.targets.shape[1]).reshape(self.num_minibatches, -1)
-            return jax.lax.scan(gradient_step, carry, order)
+            minibatches = shuffled_minibatches(key, blocks, num_sequences, sequences_per_env, self.num_minibatches)
+            return jax.lax.scan(gradient_step, carry, minibatches)
 
         carry = (learner.network, learner.optimizer_state)
         (network, optimizer_state), metrics = jax.lax.scan(epoch, carry, jax.random.split(key, self.num_epochs))
@@ -242,10 +252,6 @@ class PQN(eqx.Module):
             return batch.memory
         _, memory, _ = _unroll(network, batch.memory, batch.burn_in)
         return jax.lax.stop_gradient(memory)
-
-    @property
-    def _learns_windows(self) -> bool:
-        return self.network.is_recurrent or self.recompute_targets
 
     def _past(self, memory: MemoryState, transitions: Transition) -> Past | None:
         """What the next update will need of this window [T, N], and the memory before it."""
@@ -305,10 +311,16 @@ class PQNConfig:
     """Discount per step."""
     td_lambda: float = 0.95
     """λ of the Q(λ) returns: 0 bootstraps after every step, 1 at the end of the window alone."""
+    num_env_blocks: int | None = None
+    """Blocks of neighbouring environments that are shuffled, and share new worlds, among themselves: what makes results
+    independent of the number of devices, which must divide it. Default: the largest power of 2 up to 64 that fits and
+    leaves 16 environments in a block."""
     learning_rate: float = 1e-4
     """Step size of the optimiser at the first update."""
     anneal_learning_rate: bool = True
     """Let the learning rate fall linearly to 0 over the run."""
+    warmup_updates: int = 0
+    """Updates over which the learning rate rises linearly from near 0 to its schedule."""
     max_grad_norm: float = 10.0
     """Gradients of a larger global norm are scaled down to it."""
     reward_scale: float = 0.1
@@ -333,12 +345,19 @@ class PQNConfig:
         require_positive(
             learning_rate=self.learning_rate, max_grad_norm=self.max_grad_norm, reward_scale=self.reward_scale
         )
+        require_at_least(0, warmup_updates=self.warmup_updates)
         require(
             self.steps_per_update % self.num_minibatches == 0,
             f"num_minibatches must divide num_envs x num_steps: {self.num_minibatches} does not divide "
             f"{self.num_envs} x {self.num_steps} = {self.steps_per_update}. Divisors nearby: "
-            f"{', '.join(map(str, _divisors_near(self.steps_per_update, self.num_minibatches)))}.",
+            f"{divisors_near(self.steps_per_update, self.num_minibatches)}.",
         )
+        if self.num_env_blocks is not None:
+            require(
+                self.num_env_blocks >= 1 and self.num_envs % self.num_env_blocks == 0,
+                f"num_env_blocks must divide num_envs: {self.num_env_blocks} does not divide {self.num_envs}. Divisors "
+                f"nearby: {divisors_near(self.num_envs, self.num_env_blocks)}.",
+            )
         require(
             0 <= self.memory_window <= self.num_steps,
             f"memory_window must lie in [0, num_steps], got {self.memory_window} with num_steps {self.num_steps}.",
@@ -352,11 +371,41 @@ class PQNConfig:
             f"network.memory:gru, or set --memory-window 0.",
         )
         require(
-            not (network.is_recurrent or self.recompute_targets) or self.num_envs % self.num_minibatches == 0,
+            not self._learns_windows(network) or self.num_envs % self.num_minibatches == 0,
             f"num_minibatches must divide num_envs where whole sequences are learnt from (a network with a memory, or "
             f"recompute_targets): {self.num_minibatches} does not divide {self.num_envs}. Divisors nearby: "
-            f"{', '.join(map(str, _divisors_near(self.num_envs, self.num_minibatches)))}.",
+            f"{divisors_near(self.num_envs, self.num_minibatches)}.",
         )
+        if self.num_env_blocks is not None:
+            sequences = self._sequences(network) // self.num_env_blocks
+            require(
+                sequences % self.num_minibatches == 0,
+                f"num_minibatches must divide the sequences of each of the num_env_blocks: {self.num_minibatches} does "
+                f"not divide {self._sequences(network)} / {self.num_env_blocks} = {sequences}. Lower --num-env-blocks, "
+                f"or choose --num-minibatches out of {divisors_near(sequences, self.num_minibatches)}.",
+            )
+
+    def blocks(self, network: QNetworkConfig) -> int:
+        """The number of blocks of environments: that given, or the default."""
+        if self.num_env_blocks is not None:
+            return self.num_env_blocks
+        return next(
+            (
+                blocks
+                for blocks in (64, 32, 16, 8, 4, 2)
+                if self.num_envs % blocks == 0
+                and self.num_envs >= 16 * blocks
+                and self._sequences(network) // blocks % self.num_minibatches == 0
+            ),
+            1,
+        )
+
+    def _learns_windows(self, network: QNetworkConfig) -> bool:
+        return network.is_recurrent or self.recompute_targets
+
+    def _sequences(self, network: QNetworkConfig) -> int:
+        """Sequences of an update, of which minibatches are made."""
+        return self.num_envs if self._learns_windows(network) else self.steps_per_update
 
     @property
     def steps_per_update(self) -> int:
@@ -383,6 +432,7 @@ class PQNConfig:
             loss=loss.build(),
             epsilon=exploration.build(total_timesteps),
             learning_rate=LinearSchedule(self.learning_rate, final_learning_rate, num_updates),
+            warmup_updates=jnp.asarray(float(self.warmup_updates)),
             gamma=jnp.asarray(self.gamma),
             td_lambda=jnp.asarray(self.td_lambda),
             reward_scale=jnp.asarray(self.reward_scale),
@@ -390,13 +440,10 @@ class PQNConfig:
             num_steps=self.num_steps,
             num_minibatches=self.num_minibatches,
             num_epochs=self.num_epochs,
+            num_env_blocks=self.blocks(network),
             memory_window=self.memory_window,
             burns_in=self.memory_window_use == "burn-in",
             recompute_targets=self.recompute_targets,
+            learns_windows=self._learns_windows(network),
             steps_per_update=self.steps_per_update,
         )
-
-
-def _divisors_near(number: int, target: int) -> list[int]:
-    divisors = [d for d in range(1, number + 1) if number % d == 0] if number <= 10**7 else [1]
-    return sorted(sorted(divisors, key=lambda d: abs(d - target))[:3])

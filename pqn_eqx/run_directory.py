@@ -3,6 +3,7 @@
 A run directory is all that is left of a run; figures, tables and studies read it and nothing else.
 
     config.json         the complete configuration; `--config` runs it again
+    members.json        the population: seed and swept values of every member
     metrics.jsonl       a line per member and log interval
     eval.jsonl          a line per member and evaluation
     summary.json        how the run ended
@@ -13,6 +14,7 @@ import json
 import math
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,9 @@ import numpy as np
 
 from pqn_eqx.errors import ConfigError, UserError
 
-CONFIG, METRICS, EVALUATIONS, SUMMARY, FIGURE = (
+CONFIG, MEMBERS, METRICS, EVALUATIONS, SUMMARY, FIGURE = (
     "config.json",
+    "members.json",
     "metrics.jsonl",
     "eval.jsonl",
     "summary.json",
@@ -38,7 +41,7 @@ def check_unused(path: Path) -> None:
     """Raise `ConfigError` where `path` holds a run already, or is no folder."""
     if path.exists() and not path.is_dir():
         raise ConfigError(f"run_dir: {path} is a file; give a folder that holds no run yet.")
-    if any((path / name).exists() for name in (CONFIG, METRICS, EVALUATIONS, SUMMARY)):
+    if any((path / name).exists() for name in (CONFIG, MEMBERS, METRICS, EVALUATIONS, SUMMARY)):
         raise ConfigError(f"run_dir: {path} holds a run already; give another folder, or remove this one.")
 
 
@@ -49,12 +52,16 @@ class RunDirectory:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, config: dict[str, Any]) -> "RunDirectory":
-        """A new run directory with its configuration. Raises `UserError` where one cannot be made at `path`."""
+    def create(cls, path: Path, config: dict[str, Any], members: Sequence[dict[str, Any]] = ()) -> "RunDirectory":
+        """A new run directory with its configuration and member table.
+
+        Raises `UserError` where one cannot be made at `path`.
+        """
         check_unused(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+            (path / MEMBERS).write_text(json.dumps(list(members), indent=2) + "\n")
         except OSError as error:
             raise UserError(f"run_dir: {path} cannot be written: {error.strerror}. Give another --run-dir.") from error
         return cls(path)

@@ -15,8 +15,9 @@ from pqn_eqx.errors import ConfigError
 from pqn_eqx.losses import LossConfig
 from pqn_eqx.networks.q_network import EncoderConfig, HeadConfig, MemoryConfig
 from pqn_eqx.optimizers import OptimizerConfig
+from pqn_eqx.scaling import ScalingConfig
 
-GROUPS = (ResetConfig, EnvConfig, EncoderConfig, MemoryConfig, HeadConfig, LossConfig, OptimizerConfig)
+GROUPS = (ResetConfig, EnvConfig, EncoderConfig, MemoryConfig, HeadConfig, LossConfig, OptimizerConfig, ScalingConfig)
 """The config groups of more than one member: in JSON, `type` says which one is meant."""
 
 

@@ -3,8 +3,14 @@
 Every program runs under `shard_map` on a mesh with the axes `member` and `env`, also on one device. A training state
 has two parts: the *learner* (network, optimiser, keys), split over members and replicated over environments, and the
 *actors*, whose leaves lead with members and environments and are split over both.
+
+The number of devices changes nothing but speed. Random numbers of an environment come from its global index, and
+whatever mixes environments (shuffling, the dealing of optimistic resets) stays within *blocks* of neighbours, whose
+number is part of the configuration. Devices hold whole blocks.
 """
 
+import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +18,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, Key, PyTree
+
+from pqn_eqx.errors import require, require_at_least
 
 MEMBER, ENV = "member", "env"
 
@@ -21,6 +29,7 @@ REPLICATED = PartitionSpec()
 PER_MEMBER = PartitionSpec(MEMBER)
 PER_ENV = PartitionSpec(ENV)
 PER_MEMBER_AND_ENV = PartitionSpec(MEMBER, ENV)
+PER_DEVICE = PartitionSpec((MEMBER, ENV))
 
 
 class TrainState(eqx.Module):
@@ -33,9 +42,78 @@ class TrainState(eqx.Module):
 STATE_SPEC = TrainState(learner=PER_MEMBER, actors=PER_MEMBER_AND_ENV)
 
 
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """How devices are laid out: members of the population x shares of each member's environments."""
+
+    member: int | None = None
+    """Devices along members; must divide their number. Default: what uses the most devices, members first."""
+    env: int | None = None
+    """Devices along environments; must divide num_env_blocks and eval.num_envs. Default: as many as fit."""
+
+    def __post_init__(self):
+        for name in ("member", "env"):
+            if (size := getattr(self, name)) is not None:
+                require_at_least(1, **{f"mesh.{name}": size})
+
+    def shape(self, num_members: int, num_env_blocks: int, num_eval_envs: int, num_devices: int) -> tuple[int, int]:
+        """(devices along members, devices along environments). Raises `ConfigError` where an explicit one cannot be."""
+        shared = math.gcd(num_env_blocks, num_eval_envs)
+        if self.member is not None:
+            require(
+                num_members % self.member == 0,
+                f"mesh.member must divide the number of members: {self.member} does not divide {num_members}. "
+                f"Possible: {_divisors(num_members, num_devices)}.",
+            )
+        if self.env is not None:
+            require(
+                shared % self.env == 0,
+                f"mesh.env must divide num_env_blocks and eval.num_envs: {self.env} does not divide {num_env_blocks} "
+                f"and {num_eval_envs}. Possible: {_divisors(shared, num_devices)}; or change --num-env-blocks.",
+            )
+        shapes = [
+            (member, env)
+            for member in _divisors(num_members, num_devices)
+            for env in _divisors(shared, num_devices // member)
+            if self.member in (None, member) and self.env in (None, env)
+        ]
+        require(
+            bool(shapes),
+            f"mesh needs {self.member or 1} x {self.env or 1} devices (member x env), and there are {num_devices}. "
+            f"On CPUs, XLA_FLAGS=--xla_force_host_platform_device_count=N emulates N.",
+        )
+        return max(shapes, key=lambda shape: (shape[0] * shape[1], shape[0]))
+
+    def build(self, num_members: int, num_env_blocks: int, num_eval_envs: int) -> Mesh:
+        """The mesh over all devices of all processes, or over the first of them where not all can be used."""
+        devices = jax.devices()
+        shape = self.shape(num_members, num_env_blocks, num_eval_envs, len(devices))
+        require(
+            jax.process_count() == 1 or math.prod(shape) == len(devices),
+            f"mesh: with several processes all devices must be used: {shape[0]} x {shape[1]} (member x env) of "
+            f"{len(devices)}. Members: {num_members}; num_env_blocks {num_env_blocks} and eval.num_envs "
+            f"{num_eval_envs} must be divisible by the devices along environments.",
+        )
+        return make_mesh(devices[: math.prod(shape)], shape[0])
+
+
+def _divisors(number: int, largest: int) -> list[int]:
+    return [divisor for divisor in range(1, min(number, largest) + 1) if number % divisor == 0]
+
+
 def make_mesh(devices: list[jax.Device], num_member_shards: int = 1) -> Mesh:
     """A mesh of `devices` with `num_member_shards` along members and the rest along environments."""
-    return Mesh(np.asarray(devices).reshape(num_member_shards, -1), (MEMBER, ENV))
+    return Mesh(np.asarray(devices).reshape(num_member_shards, -1), (MEMBER, ENV), axis_types=(AxisType.Auto,) * 2)
+
+
+def describe(mesh: Mesh) -> str:
+    """The mesh in words."""
+    sizes = mesh.shape
+    unused = len(jax.devices()) - mesh.size
+    words = f"{mesh.size} {mesh.devices.flat[0].platform} device{'s' * (mesh.size > 1)}"
+    if mesh.size > 1:
+        words += f": {sizes[MEMBER]} along members x {sizes[ENV]} along environments"
+    return words + (f" ({unused} not used)" if unused else "")
 
 
 def distribute(function: Callable, mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable:
@@ -58,9 +136,42 @@ def sum_over_envs(tree: PyTree) -> PyTree:
     return jax.lax.psum(tree, ENV)
 
 
+def blocks_here(num_blocks: int) -> Int[Array, " B"]:
+    """The numbers of the blocks of environments that this device holds, of a member's `num_blocks`."""
+    count = num_blocks // jax.lax.axis_size(ENV)
+    return jax.lax.axis_index(ENV) * count + jnp.arange(count)
+
+
 def place(tree: PyTree, mesh: Mesh, spec: PartitionSpec) -> PyTree:
-    """Host arrays laid out over the mesh."""
-    return jax.device_put(tree, NamedSharding(mesh, spec))
+    """Host arrays laid out over the mesh; every process gives all of them and keeps what its devices hold."""
+    sharding = NamedSharding(mesh, spec)
+
+    def place_one(leaf):
+        array = np.asarray(jnp.asarray(leaf))
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    return jax.tree.map(place_one, tree)
+
+
+def place_own(value: np.ndarray, mesh: Mesh) -> Array:
+    """An array [devices, ...] whose row for each device is `value` as the process of that device gives it."""
+    shape = (mesh.size, *value.shape)
+    return jax.make_array_from_callback(shape, NamedSharding(mesh, PER_DEVICE), lambda _: value[None])
+
+
+def everywhere(mesh: Mesh) -> Callable[[PyTree], PyTree]:
+    """A program that copies arrays to every device, so that every process can read them."""
+    return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, REPLICATED))
+
+
+def abstract(tree: PyTree, mesh: Mesh, spec: PyTree) -> PyTree:
+    """Shapes for arrays, laid out by `spec` (a prefix of `tree`): enough to compile a program without its data."""
+
+    def with_sharding(spec, subtree):
+        sharding = NamedSharding(mesh, spec)
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), subtree)
+
+    return jax.tree.map(with_sharding, spec, tree, is_leaf=lambda node: isinstance(node, PartitionSpec))
 
 
 def keys_per_env(key: Key[Array, ""], index: Int[Array, " N"]) -> Key[Array, " N"]:

@@ -4,11 +4,14 @@ A log interval is a fixed number of updates. It runs as one or more *chunks*: ca
 the number of updates as an argument, each about two seconds long, so that a run can be stopped at any time. Metrics
 add up on the device over the chunks of an interval: how an interval was cut changes no number. The next chunk is
 dispatched before the metrics of the last are read.
+
+Several processes run the same loop. What they must do alike (the length of the next chunk, an early stop) they agree
+on, and every array that the host reads is first copied to all devices, so that each process has all of it.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import equinox as eqx
 import jax
@@ -21,7 +24,8 @@ from pqn_eqx import evaluate
 from pqn_eqx.callbacks import Callback, Evaluated, Interval, Outcome, Plan
 from pqn_eqx.envs.base import Environment
 from pqn_eqx.errors import DivergenceError
-from pqn_eqx.evaluate import Evaluation
+from pqn_eqx.evaluate import Evaluation, FirstEpisodes
+from pqn_eqx.hosts import Agreement, Decision
 from pqn_eqx.losses import Loss
 from pqn_eqx.metrics import Metrics
 from pqn_eqx.population import map_members
@@ -32,7 +36,9 @@ from pqn_eqx.sharding import (
     REPLICATED,
     STATE_SPEC,
     TrainState,
+    abstract,
     distribute,
+    everywhere,
     place,
 )
 
@@ -58,6 +64,12 @@ class Programs:
     """The programs of a run, each on all members and all devices."""
 
     def __init__(self, eval_env: Environment, eval_epsilon: float, mesh: Mesh):
+        def keys(seeds):
+            def member(seed):
+                return tuple(jax.random.split(jax.random.key(seed)))
+
+            return jax.vmap(member)(seeds)
+
         def init(algorithms, keys, index):
             return map_members(lambda algorithm, key: algorithm.init(index, key), algorithms, keys)
 
@@ -92,6 +104,7 @@ class Programs:
         def fold(keys, number):
             return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
 
+        self.keys = program(keys, (PER_MEMBER,), PER_MEMBER)
         per_env = (PER_MEMBER, PER_MEMBER, PER_ENV)
         advance_inputs = (PER_MEMBER, REPLICATED, PER_MEMBER, PER_MEMBER)
         play_inputs = (PER_MEMBER, PER_MEMBER, PER_MEMBER, REPLICATED, REPLICATED)
@@ -99,12 +112,11 @@ class Programs:
         self.fold = program(fold, (PER_MEMBER, REPLICATED), PER_MEMBER)
         self.begin = program(begin, per_env, PER_MEMBER_AND_ENV)
         # The state is donated: a run holds it once.
-        self.advance = program(
-            advance,
-            (advance_inputs, STATE_SPEC),
-            (PER_MEMBER, PER_MEMBER, STATE_SPEC),
-            donate="all-except-first",
+        self.advance_function = distribute(
+            advance, mesh, (advance_inputs, STATE_SPEC), (PER_MEMBER, PER_MEMBER, STATE_SPEC)
         )
+        self.advance: Any = eqx.filter_jit(self.advance_function, donate="all-except-first")
+        self.everywhere = everywhere(mesh)
         self.play = program(play, (play_inputs, PER_MEMBER_AND_ENV), PER_MEMBER_AND_ENV, donate="all-except-first")
 
 
@@ -149,13 +161,14 @@ class Trainer:
         self.should_stop = should_stop
         self.extra_names = eval_env.extra_names
         self.programs = Programs(eval_env, plan.eval_epsilon, mesh)
-        keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed)))(jnp.asarray(plan.seeds))
-        self.init_keys, self.eval_keys = (place(keys[:, i], mesh, PER_MEMBER) for i in range(2))
+        seeds = np.asarray([member.seed for member in plan.members], np.int32)
+        self.init_keys, self.eval_keys = self.programs.keys(place(seeds, mesh, PER_MEMBER))
         self.env_index = place(jnp.arange(plan.num_envs), mesh, PER_ENV)
         self.eval_index = place(jnp.arange(plan.eval_envs), mesh, PER_ENV)
         self.no_metrics = place(Metrics.zeros(algorithms.metric_names, (plan.num_members,)), mesh, PER_MEMBER)
         self.diverged_at = np.full(plan.num_members, -1)
         self.update_pace, self.eval_pace = Pace(), Pace(first=32)
+        self.agreement = Agreement(mesh, self._wish)
         self.train_seconds = self.interval_seconds = 0.0
         self.read_at = 0.0
         self.interval_start = 0
@@ -174,7 +187,8 @@ class Trainer:
             status=status,
             update=update,
             env_steps=self.plan.env_steps(update),
-            steps_per_second=self._rate(update, self.train_seconds),
+            num_members=self.plan.num_members,
+            train_seconds=self.train_seconds,
             compile_seconds=self.compile_seconds,
             wall_seconds=self._elapsed(),
         )
@@ -187,11 +201,19 @@ class Trainer:
             )
         return outcome
 
+    def abstract_update(self) -> tuple:
+        """What `Programs.advance` is given, as shapes: its program can be looked at without a state in memory."""
+        self.inputs = self._first_inputs()
+        first = eqx.filter_eval_shape(self.programs.init, self.algorithms, self.init_keys, self.env_index)
+        return self._advance_inputs(1), abstract(first, self.mesh, STATE_SPEC)
+
+    def _first_inputs(self) -> tuple[Metrics, Int[Array, " M"]]:
+        return self.no_metrics, place(self.diverged_at, self.mesh, PER_MEMBER)
+
     def _compile(self) -> None:
         """Build every program, and with them the first state."""
         self.state = self.programs.init(self.algorithms, self.init_keys, self.env_index)
-        diverged_at = place(jnp.asarray(self.diverged_at), self.mesh, PER_MEMBER)
-        self.inputs = (self.no_metrics, diverged_at)
+        self.inputs = self._first_inputs()
         self._advance = self.programs.advance.lower(self._advance_inputs(1), self.state).compile()
         episodes = self.programs.begin(self.state.learner.network, self.eval_keys, self.eval_index)
         self._play = self.programs.play.lower(self._play_inputs(self.eval_keys, 0, 1), episodes).compile()
@@ -200,9 +222,9 @@ class Trainer:
     def _train(self) -> tuple[int, str]:
         """The last update that was trained, and how training ended."""
         update, running = 0, None
-        while update < self.plan.num_updates and not self.should_stop() and not self._all_diverged():
+        while update < self.plan.num_updates and not self.agreement.decision.stop and not self._all_diverged():
             interval_end = min(update - update % self.plan.log_interval + self.plan.log_interval, self.plan.num_updates)
-            chunk = self._dispatch(update, min(self.update_pace.turns, interval_end - update))
+            chunk = self._dispatch(update, min(self.agreement.decision.num_updates, interval_end - update))
             update = chunk.update
             if running is not None:
                 self._read(running)
@@ -225,11 +247,14 @@ class Trainer:
         dispatched_at = self._elapsed()
         *outputs, self.state = self._advance(self._advance_inputs(num_updates), self.state)
         self.inputs = tuple(outputs)
-        return Chunk(update + num_updates, num_updates, *self.inputs, dispatched_at)
+        metrics, diverged_at = self.programs.everywhere(self.inputs)
+        self.agreement.ask()
+        return Chunk(update + num_updates, num_updates, metrics, diverged_at, dispatched_at)
 
     def _read(self, chunk: Chunk, last: bool = False) -> None:
         """Wait for a chunk and tell the callbacks of it."""
         means, self.diverged_at = chunk.metrics.mean(), jax.device_get(chunk.diverged_at)
+        self.agreement.hear()
         now = self._elapsed()
         seconds = now - max(self.read_at, chunk.dispatched_at)
         self.read_at = now
@@ -254,17 +279,36 @@ class Trainer:
         episodes = self.programs.begin(self.state.learner.network, keys, self.eval_index)
         start, finished = 0, False
         while start < self.plan.eval_max_steps and not finished:
-            if self.should_stop():
+            if self.agreement.decision.stop:
                 return
-            num_steps = min(self.eval_pace.turns, self.plan.eval_max_steps - start)
+            num_steps = min(self.agreement.decision.num_eval_steps, self.plan.eval_max_steps - start)
             began = self._elapsed()
             episodes = self._play(self._play_inputs(keys, start, num_steps), episodes)
             start += num_steps
-            finished = bool(np.all(jax.device_get(episodes.finished)))
+            self.agreement.ask()
+            finished = bool(np.all(self._read_out(episodes.finished)))
+            self.agreement.hear()
             self.eval_pace.observe(num_steps, self._elapsed() - began)
-        evaluation = Evaluation.from_device(episodes, self.extra_names)
-        self._notify("on_evaluation", Evaluated(update, self.plan.env_steps(update), evaluation, self._elapsed()))
+        self._notify("on_evaluation", self._evaluated(update, episodes))
         self.read_at = self._elapsed()
+
+    def _evaluated(self, update: int, episodes: FirstEpisodes) -> Evaluated:
+        fields = (episodes.finished, episodes.episode_return, episodes.episode_length, episodes.extras)
+        finished, episode_return, episode_length, extras = self._read_out(fields)
+        return Evaluated(
+            update,
+            self.plan.env_steps(update),
+            Evaluation(finished, episode_return, episode_length, extras, self.extra_names),
+            self._elapsed(),
+        )
+
+    def _read_out(self, tree: Any) -> Any:
+        """The arrays of all members and environments, on this host."""
+        return jax.device_get(self.programs.everywhere(tree))
+
+    def _wish(self) -> Decision:
+        """What this process would do next."""
+        return Decision(self.should_stop(), self.update_pace.turns, self.eval_pace.turns)
 
     def _advance_inputs(self, num_updates: int):
         return self.algorithms, self._scalar(num_updates), *self.inputs

@@ -2,11 +2,11 @@
 
 import os
 
-# Before JAX starts: four devices on one CPU, so that distribution is tested on any machine.
+# Before JAX starts: eight devices on one CPU, so that distribution is tested on any machine.
 # Programs here run for moments and compile for seconds, so the compiler is told not to try hard.
 os.environ["XLA_FLAGS"] = " ".join(
     [
-        "--xla_force_host_platform_device_count=4",
+        "--xla_force_host_platform_device_count=8",
         "--xla_backend_optimization_level=0",
         os.environ.get("XLA_FLAGS", ""),
     ]

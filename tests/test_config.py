@@ -16,6 +16,7 @@ from pqn_eqx.exploration import EpsilonGreedyConfig
 from pqn_eqx.losses import HuberConfig
 from pqn_eqx.networks.encoders import MLPConfig
 from pqn_eqx.optimizers import AdamConfig, RAdamConfig, SGDConfig
+from pqn_eqx.population import Member
 from pqn_eqx.pqn import PQNConfig
 from pqn_eqx.presets import PRESETS
 
@@ -34,7 +35,8 @@ def sizes(total: int, algorithm: PQNConfig = TINY, **fields) -> tuple[int, int, 
 def test_plan_of_the_default_run():
     """Red where a size of the default run changes unnoticed. 500,000 / (32 x 64) = 244.1 updates."""
     assert TrainConfig().plan(time_limit=500) == Plan(
-        seeds=(0,),
+        members=(Member(0, 0),),
+        population=1,
         num_envs=32,
         num_updates=244,
         steps_per_update=2048,
@@ -90,7 +92,7 @@ def test_plan_seeds_and_evaluation():
     """Red where members do not take the seeds that follow, or a setting of the evaluation is dropped."""
     config = TrainConfig(seed=7, num_seeds=3, eval=EvaluationConfig(num_envs=5, max_steps=11, epsilon=0.5))
     plan = config.plan(time_limit=500)
-    assert plan.seeds == (7, 8, 9)
+    assert plan.members == (Member(0, 7), Member(1, 8), Member(2, 9))
     assert plan.num_members == 3
     assert (plan.eval_envs, plan.eval_max_steps, plan.eval_epsilon) == (5, 11, 0.5)
 
@@ -157,8 +159,8 @@ def test_the_largest_values_that_work_are_taken():
     """Red where a bound refuses its own end."""
     assert PQNConfig(gamma=1.0, td_lambda=0.0).gamma == 1
     assert PQNConfig(gamma=0.0, td_lambda=1.0).td_lambda == 1
-    assert TrainConfig(seed=2**31 - 1).plan(1).seeds == (2**31 - 1,)
-    assert TrainConfig(seed=2**31 - 2, num_seeds=2).plan(1).seeds == (2**31 - 2, 2**31 - 1)
+    assert TrainConfig(seed=2**31 - 1).plan(1).members == (Member(0, 2**31 - 1),)
+    assert [m.seed for m in TrainConfig(seed=2**31 - 2, num_seeds=2).members] == [2**31 - 2, 2**31 - 1]
     assert TrainConfig(total_timesteps=2048).plan(1).num_updates == 1
     assert EvaluationConfig(epsilon=1.0, num_envs=1, interval=1, max_steps=1).epsilon == 1
     assert EpsilonGreedyConfig(start=0.0, finish=1.0, decay_fraction=0.0).finish == 1

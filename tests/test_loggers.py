@@ -1,5 +1,6 @@
 """The listeners that show a run and write its files."""
 
+import dataclasses
 import io
 import json
 import re
@@ -14,12 +15,14 @@ from pqn_eqx import __version__, loggers
 from pqn_eqx.callbacks import Evaluated, Interval, Outcome, Plan
 from pqn_eqx.evaluate import Evaluation
 from pqn_eqx.loggers import ConsoleLogger, JsonLinesLogger, SummaryLogger, git_commit, versions
+from pqn_eqx.population import Member
 from pqn_eqx.run_directory import RunDirectory, read_rows
 
 NAN = float("nan")
 
 PLAN = Plan(
-    seeds=(5, 6),
+    members=(Member(0, 5), Member(1, 6, {"loss.delta": 0.5})),
+    population=2,
     num_envs=4,
     num_updates=100,
     steps_per_update=32,
@@ -55,7 +58,13 @@ def evaluated(update: int = 10) -> Evaluated:
 
 def outcome(status: str = "finished") -> Outcome:
     return Outcome(
-        status=status, update=100, env_steps=3200, steps_per_second=2000.0, compile_seconds=3.5, wall_seconds=61.0
+        status=status,
+        update=100,
+        env_steps=3200,
+        num_members=2,
+        train_seconds=3.2,
+        compile_seconds=3.5,
+        wall_seconds=61.0,
     )
 
 
@@ -153,6 +162,27 @@ def test_summary_of_a_run(tmp_path):
     }
 
 
+def test_summary_of_groups_is_of_the_whole_population(tmp_path):
+    """Red where a later group takes the place of an earlier one, or one that diverged makes all of them diverge."""
+    logger = SummaryLogger(RunDirectory(tmp_path))
+    logger.on_start(PLAN)
+    logger.on_evaluation(evaluated(update=20))
+    logger.on_end(outcome())
+    logger.on_start(dataclasses.replace(PLAN, members=(Member(2, 9),)))
+    logger.on_end(dataclasses.replace(outcome("diverged"), num_members=1, env_steps=1600, train_seconds=0.8))
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["seeds"] == [5, 6, 9]
+    assert summary["eval_return"] == {
+        "mean": 10.0,
+        "per_member": [10.0, None, None],
+        "env_steps": 640,
+        "unfinished": [1, 3, None],
+    }
+    assert summary["steps_per_second"] == pytest.approx((2 * 3200 + 1600) / 4.0)
+    assert (summary["compile_seconds"], summary["wall_seconds"]) == (7.0, 122.0)
+
+
 def test_summary_without_an_evaluation(tmp_path):
     """Red where a run stopped before its first evaluation ends in an exception."""
     logger = SummaryLogger(RunDirectory(tmp_path))
@@ -216,8 +246,19 @@ def test_console_without_a_terminal_prints_plain_lines():
 def test_console_of_one_member_does_not_speak_of_members():
     """Red where the usual run is introduced as a population of one."""
     logger, out = console(terminal=False)
-    logger.on_start(Plan(**(vars(PLAN) | {"seeds": (0,)})))
+    logger.on_start(Plan(**(vars(PLAN) | {"members": (Member(0, 0),), "population": 1})))
     assert out.getvalue().startswith("a run: 100 updates")
+
+
+def test_console_of_a_group_says_which_members_it_has():
+    """Red where a user of --members-per-group cannot tell how far the population is."""
+    logger, out = console(terminal=False)
+    logger.on_start(dataclasses.replace(PLAN, population=5, notes=("Devices: 1 cpu device.",)))
+    logger.on_start(dataclasses.replace(PLAN, members=(Member(4, 9),), population=5))
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "Devices: 1 cpu device."
+    assert lines[1].startswith("a run: members 0 to 1 of 5, 100 updates")
+    assert lines[3].startswith("a run: member 4 of 5, 100 updates")
 
 
 def test_console_tells_of_unfinished_episodes():

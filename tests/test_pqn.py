@@ -16,6 +16,7 @@ from pqn_eqx.losses import HuberConfig, MSEConfig
 from pqn_eqx.networks.encoders import MLPConfig
 from pqn_eqx.networks.normalization import split_statistics
 from pqn_eqx.networks.q_network import Inputs, QNetworkConfig
+from pqn_eqx.networks.recurrent import GRUConfig
 from pqn_eqx.optimizers import AdamConfig, RAdamConfig, SGDConfig
 from pqn_eqx.population import map_members, stack_members
 from pqn_eqx.pqn import PQNConfig, Sequences
@@ -23,9 +24,9 @@ from pqn_eqx.rollout import Transition
 from pqn_eqx.sharding import PER_ENV, REPLICATED, STATE_SPEC, TrainState, distribute, make_mesh
 from tests.toys import inputs
 
-SMALL = PQNConfig(num_envs=8, num_steps=8, num_minibatches=4, num_epochs=2, learning_rate=1e-3)
+SMALL = PQNConfig(num_envs=8, num_steps=8, num_minibatches=4, num_epochs=2, num_env_blocks=8, learning_rate=1e-3)
 NETWORK = QNetworkConfig(MLPConfig(hidden_size=16))
-ENV = GymnaxConfig("CartPole-v1").build(num_envs=8)
+ENV = GymnaxConfig("CartPole-v1").build(1)
 
 
 def build(config=SMALL, network=NETWORK, loss=MSEConfig(), optimizer=RAdamConfig(), env=ENV):  # noqa: B008
@@ -60,11 +61,11 @@ GOLDEN = [
 ONE_MEMBER = TrainState(learner=REPLICATED, actors=PER_ENV)
 
 
-def updates(algorithm, num_updates, num_devices=1, seed=0):
+def updates(algorithm, num_updates, num_devices=1, seed=0, num_envs=8):
     """The state after `num_updates`, and the metrics of each."""
     init = on_devices(algorithm.init, num_devices, (PER_ENV, REPLICATED), ONE_MEMBER)
     update = on_devices(algorithm.update, num_devices, (ONE_MEMBER,), (ONE_MEMBER, REPLICATED))
-    state, metrics = init(jnp.arange(8), jax.random.key(seed)), []
+    state, metrics = init(jnp.arange(num_envs), jax.random.key(seed)), []
     for _ in range(num_updates):
         state, latest = update(state)
         metrics.append(latest.mean())
@@ -189,32 +190,68 @@ def test_every_transition_is_used_once_an_epoch():
     assert total / count == pytest.approx(float(whole), rel=1e-5)
 
 
-@pytest.mark.parametrize("num_devices", [2, 4])
-def test_actors_do_not_depend_on_the_number_of_devices(num_devices):
-    """The first rollout on several devices is that on one: same worlds, same actions, same episode statistics."""
-    (one, one_metrics), (many, many_metrics) = (updates(build(), 1, n) for n in (1, num_devices))
-    assert_trees_close(one.actors, many.actors, rtol=1e-6)
-    for name in ("episode_return", "episode_length", "epsilon"):
-        np.testing.assert_allclose(one_metrics[0][name], many_metrics[0][name], rtol=1e-6)
+RECURRENT = QNetworkConfig(MLPConfig(hidden_size=16, num_layers=1), GRUConfig(hidden_size=8), add_last_action=True)
 
 
-def test_one_minibatch_makes_the_update_independent_of_the_devices():
-    """With a single minibatch shuffling cannot matter: one update on 1, 2 and 4 devices agrees in every parameter.
+def normalized(network):
+    return dataclasses.replace(network, input_normalization="running")
 
-    Red if gradients were summed instead of averaged over devices, or reduced twice.
+
+def for_devices(network, num_envs=16):
+    """A run whose environments lie in 8 blocks, shuffled into 2 minibatches, with worlds shared within blocks."""
+    env = GymnaxConfig("CartPole-v1", reset=OptimisticResetConfig(ratio=2)).build(num_envs // 8)
+    config = dataclasses.replace(SMALL, num_envs=num_envs, num_minibatches=2, reward_scale=0.1)
+    return build(config, normalized(network), env=env), num_envs
+
+
+@pytest.mark.parametrize("network", [NETWORK, RECURRENT], ids=["feed-forward", "recurrent"])
+def test_one_update_does_not_depend_on_the_number_of_devices(network):
+    """Float32 on 1, 2 and 8 devices: parameters, statistics and metrics to 1e-5, actors with the same actions.
+
+    Red if gradients were summed or reduced twice, minibatches mixed other steps, or a key came from the device.
     """
-    config = dataclasses.replace(SMALL, num_minibatches=1)
-    states = [updates(build(config), 1, n) for n in (1, 2, 4)]
-    for state, metrics in states[1:]:
-        assert_trees_close(states[0][0].learner, state.learner, rtol=1e-5, atol=1e-6)
-        for name, value in states[0][1][0].items():
-            np.testing.assert_allclose(metrics[0][name], value, rtol=1e-4, err_msg=name)
+    algorithm, num_envs = for_devices(network)
+    (one, (one_metrics,)), *others = (updates(algorithm, 1, n, num_envs=num_envs) for n in (1, 2, 8))
+    for state, (metrics,) in others:
+        assert_trees_close(one.learner, state.learner, rtol=1e-5, atol=1e-5)
+        assert_trees_close(one.actors, state.actors, rtol=1e-5, atol=1e-5)
+        for name, value in one_metrics.items():
+            np.testing.assert_allclose(metrics[name], value, rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("network", [NETWORK, RECURRENT], ids=["feed-forward", "recurrent"])
+def test_twenty_updates_in_float64_do_not_depend_on_the_number_of_devices(network):
+    """Float32 drifts with the order of sums; float64 has room: the same actions and episode ends, parameters to 1e-10.
+
+    Red if a dtype were fixed anywhere on the way of the numbers.
+    """
+    with jax.enable_x64(True):
+        algorithm, num_envs = for_devices(network)
+        (one, one_metrics), *others = (updates(algorithm, 20, n, num_envs=num_envs) for n in (1, 2, 8))
+        assert one.learner.network.head.layer.weight.dtype == jnp.float64
+        assert np.isfinite([metrics["episode_return"] for metrics in one_metrics]).sum() >= 10
+        for state, many_metrics in others:
+            assert_trees_close(one.learner, state.learner, rtol=1e-10, atol=1e-10)
+            np.testing.assert_array_equal(
+                one.actors.current.inputs.last_action, state.actors.current.inputs.last_action
+            )
+            assert_trees_close(one.actors, state.actors, rtol=1e-9, atol=1e-9)
+            for then, now in zip(one_metrics, many_metrics, strict=True):
+                for name in ("episode_return", "episode_length"):
+                    np.testing.assert_array_equal(then[name], now[name], err_msg=name)
+
+
+def test_warm_up_raises_the_learning_rate_to_its_schedule():
+    """Red if warm-up began at 0, lasted a step more, or went on above the schedule."""
+    _, metrics = updates(build(dataclasses.replace(SMALL, warmup_updates=4)), 6)
+    expected = 1e-3 * (1 - np.arange(6) / 100) * np.array([0.25, 0.5, 0.75, 1, 1, 1])
+    np.testing.assert_allclose([m["learning_rate"] for m in metrics], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("reset", [None, OptimisticResetConfig(ratio=4)], ids=["full", "optimistic"])
 def test_a_member_of_a_population_is_the_run_alone(reset):
     """Red if members shared a key, a reset or a shuffle: one update to 1e-5, actors exactly."""
-    env = ENV if reset is None else GymnaxConfig("CartPole-v1", reset=reset).build(num_envs=8)
+    env = ENV if reset is None else GymnaxConfig("CartPole-v1", reset=reset).build(1)
     algorithm = build(env=env)
     keys = jnp.stack([jax.random.key(seed) for seed in (0, 1, 2)])
     mesh = make_mesh(jax.devices()[:1])
@@ -252,6 +289,8 @@ def test_every_option_learns_something(optimizer, norm):
     [
         ({"num_envs": 0}, r"num_envs must be at least 1, got 0"),
         ({"num_minibatches": 7}, r"7 does not divide 32 x 64 = 2048. Divisors nearby: 2, 4, 8"),
+        ({"num_env_blocks": 5}, r"num_env_blocks must divide num_envs: 5 does not divide 32. Divisors nearby: 2, 4, 8"),
+        ({"warmup_updates": -1}, r"warmup_updates must be at least 0, got -1"),
         ({"learning_rate": -1e-4}, r"learning_rate must be a finite number above 0, got -0.0001"),
         ({"gamma": 1.5}, r"gamma must lie in \[0, 1\], got 1.5"),
         ({"td_lambda": float("nan")}, r"td_lambda must lie in \[0, 1\], got nan"),
@@ -260,3 +299,30 @@ def test_every_option_learns_something(optimizer, norm):
 def test_refuses_what_cannot_work(fields, message):
     with pytest.raises(ConfigError, match=message):
         PQNConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "num_steps", "num_minibatches", "network", "expected"),
+    [
+        (32, 64, 16, NETWORK, 2),
+        (32, 64, 16, RECURRENT, 2),
+        (128, 32, 16, NETWORK, 8),
+        (128, 32, 16, RECURRENT, 8),
+        (128, 32, 64, RECURRENT, 2),
+        (1024, 1, 1, NETWORK, 64),
+        (204_800, 4, 16, NETWORK, 64),
+        (8, 64, 4, NETWORK, 1),
+        (48, 1, 3, NETWORK, 1),
+    ],
+)
+def test_default_number_of_blocks(num_envs, num_steps, num_minibatches, network, expected):
+    """Red if a default run could not use several devices, or had blocks that no minibatch can be taken from."""
+    config = PQNConfig(num_envs=num_envs, num_steps=num_steps, num_minibatches=num_minibatches)
+    blocks = config.blocks(network)
+    assert blocks == expected
+    dataclasses.replace(config, num_env_blocks=blocks).check(network)
+
+
+def test_blocks_that_give_no_whole_minibatches_are_refused():
+    with pytest.raises(ConfigError, match=r"16 does not divide 32 / 8 = 4. .* out of 1, 2, 4"):
+        PQNConfig(num_env_blocks=8).check(RECURRENT)

@@ -30,7 +30,7 @@ ENV = VectorizedEnvironment(Corridor(terminal=5, time_limit=4), FullReset())
 NETWORK = QNetworkConfig(
     MLPConfig(hidden_size=8, num_layers=1), GRUConfig(hidden_size=8), add_last_action=True, add_last_reward=True
 )
-CONFIG = PQNConfig(num_envs=N, num_steps=T, num_minibatches=2, num_epochs=2, reward_scale=0.5)
+CONFIG = PQNConfig(num_envs=N, num_steps=T, num_minibatches=2, num_epochs=2, num_env_blocks=1, reward_scale=0.5)
 STILL = {"learning_rate": 1e-30}
 """A step too small to change any parameter: what acting saw is what learning must see."""
 ONE_MEMBER = TrainState(learner=REPLICATED, actors=PER_ENV)
@@ -237,7 +237,7 @@ def test_the_update_does_not_depend_on_the_number_of_devices(network):
 
     Red if running moments or batch moments were of one device's environments alone.
     """
-    algorithm = build(network, num_minibatches=1, memory_window=W)
+    algorithm = build(network, num_minibatches=1, num_env_blocks=4, memory_window=W)
     (one, one_metrics), *others = (updates(algorithm, 2, n) for n in (1, 2, 4))
     for state, metrics in others:
         for x, y in zip(jax.tree.leaves(one.learner.network), jax.tree.leaves(state.learner.network), strict=True):

@@ -11,6 +11,7 @@ from pqn_eqx.run_directory import (
     CONFIG,
     EVALUATIONS,
     FIGURE,
+    MEMBERS,
     METRICS,
     SUMMARY,
     RunDirectory,
@@ -23,8 +24,9 @@ from pqn_eqx.run_directory import (
 
 def test_file_names_are_those_that_readers_know():
     """Red where a file is renamed: runs that exist, and the tools that read them, would be lost."""
-    assert (CONFIG, METRICS, EVALUATIONS, SUMMARY, FIGURE) == (
+    assert (CONFIG, MEMBERS, METRICS, EVALUATIONS, SUMMARY, FIGURE) == (
         "config.json",
+        "members.json",
         "metrics.jsonl",
         "eval.jsonl",
         "summary.json",

@@ -41,7 +41,7 @@ TINY = [*SHAPES, "--total-timesteps", "320"]
 
 TIMES = ("steps_per_second", "wall_seconds")
 
-FILES = {"config.json", "metrics.jsonl", "eval.jsonl", "summary.json", "learning_curve.png"}
+FILES = {"config.json", "members.json", "metrics.jsonl", "eval.jsonl", "summary.json", "learning_curve.png"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,8 @@ def test_a_run_tells_where_its_files_are(single):
     path, finished = single
     lines = finished.out.splitlines()
     assert lines[-1] == f"Run directory: {path}"
-    assert lines[0].startswith("cartpole: 10 updates of 32 environment steps")
+    assert lines[0].startswith("Devices: 1 cpu device")
+    assert lines[1].startswith("cartpole: 10 updates of 32 environment steps")
     assert lines[-2].startswith("Finished after 320 environment steps")
     assert finished.err == ""
 
@@ -349,7 +350,7 @@ def test_the_default_folder_lies_below_runs(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     seen = []
 
-    def build(config, callbacks, should_stop):
+    def build(config, callbacks, should_stop, group):
         seen.append(config)
         raise UserError("stop here")
 

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 
 from pqn_eqx.config_groups import group_member
 from pqn_eqx.envs.base import Environment, Simulator
-from pqn_eqx.envs.packages import import_or_explain, with_params
+from pqn_eqx.envs.params import with_params
 from pqn_eqx.envs.resets import OptimisticResetConfig, ResetConfig
 from pqn_eqx.envs.vectorized import VectorizedEnvironment
+from pqn_eqx.packages import import_or_explain
 
 CraftaxName = Literal[
     "Craftax-Symbolic-v1", "Craftax-Pixels-v1", "Craftax-Classic-Symbolic-v1", "Craftax-Classic-Pixels-v1"
@@ -52,15 +53,18 @@ class CraftaxConfig:
     reset: ResetConfig = OptimisticResetConfig()
     """Which worlds follow the episodes that ended. Evaluation always uses the full rule."""
 
-    def build(self, num_envs: int) -> Environment:
-        """`num_envs` environments side by side; raises `ConfigError` where Craftax is missing."""
-        return VectorizedEnvironment(self.simulator(), self.reset.build(num_envs))
+    def build(self, block_envs: int) -> Environment:
+        """Environments in blocks of `block_envs`, which share new worlds among themselves.
+
+        Raises `ConfigError` where Craftax is missing.
+        """
+        return VectorizedEnvironment(self.simulator(), self.reset.build(block_envs))
 
     def simulator(self) -> CraftaxSimulator:
-        craftax_env = import_or_explain("craftax.craftax_env", extra="craftax")
+        craftax_env = import_or_explain("craftax.craftax_env", extra="craftax", field="env")
         if "Classic" in self.name:
-            constants = import_or_explain("craftax.craftax_classic.constants", extra="craftax")
+            constants = import_or_explain("craftax.craftax_classic.constants", extra="craftax", field="env")
         else:
-            constants = import_or_explain("craftax.craftax.constants", extra="craftax")
+            constants = import_or_explain("craftax.craftax.constants", extra="craftax", field="env")
         env = craftax_env.make_craftax_env_from_name(self.name, auto_reset=False)
         return CraftaxSimulator(env, with_params(env.default_params, self.params), constants.Achievement, self.name)

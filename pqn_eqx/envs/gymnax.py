@@ -8,10 +8,11 @@ import jax.numpy as jnp
 
 from pqn_eqx.config_groups import group_member
 from pqn_eqx.envs.base import Environment, Simulator
-from pqn_eqx.envs.packages import import_or_explain, with_params
+from pqn_eqx.envs.params import with_params
 from pqn_eqx.envs.resets import FullResetConfig, ResetConfig
 from pqn_eqx.envs.vectorized import VectorizedEnvironment
 from pqn_eqx.errors import ConfigError, nearest
+from pqn_eqx.packages import import_or_explain
 
 
 class GymnaxSimulator(Simulator):
@@ -67,12 +68,15 @@ class GymnaxConfig:
     reset: ResetConfig = FullResetConfig()
     """Which worlds follow the episodes that ended. Evaluation always uses the full rule."""
 
-    def build(self, num_envs: int) -> Environment:
-        """`num_envs` environments side by side; raises `ConfigError` for what gymnax does not have."""
-        return VectorizedEnvironment(self.simulator(), self.reset.build(num_envs))
+    def build(self, block_envs: int) -> Environment:
+        """Environments in blocks of `block_envs`, which share new worlds among themselves.
+
+        Raises `ConfigError` for what gymnax does not have.
+        """
+        return VectorizedEnvironment(self.simulator(), self.reset.build(block_envs))
 
     def simulator(self) -> GymnaxSimulator:
-        gymnax = import_or_explain("gymnax", extra=None)
+        gymnax = import_or_explain("gymnax", extra=None, field="env")
         if self.name not in gymnax.registered_envs:
             raise ConfigError(
                 f"env.name: gymnax has no environment {self.name!r}. {nearest(self.name, gymnax.registered_envs)}"

@@ -129,14 +129,15 @@ class FullResetConfig:
         if self.block_size is not None:
             require_at_least(1, **{"env.reset.block_size": self.block_size})
 
-    def build(self, num_envs: int) -> FullReset:
+    def build(self, block_envs: int) -> FullReset:
         return FullReset(self.block_size)
 
 
 @group_member("optimistic")
 @dataclasses.dataclass(frozen=True)
 class OptimisticResetConfig:
-    """Approximate: at most num_envs / ratio new worlds a step; further finished environments share them."""
+    """Approximate: at most one new world for every `ratio` environments of a block (num_env_blocks) on one step, at
+    least one; further finished environments of the block share them."""
 
     ratio: int = 16
     """Environments for each world that may be built on one step."""
@@ -148,8 +149,8 @@ class OptimisticResetConfig:
         if self.block_size is not None:
             require_at_least(1, **{"env.reset.block_size": self.block_size})
 
-    def build(self, num_envs: int) -> OptimisticReset:
-        return OptimisticReset(num_envs, self.ratio, self.block_size)
+    def build(self, block_envs: int) -> OptimisticReset:
+        return OptimisticReset(block_envs, self.ratio, self.block_size)
 
 
 ResetConfig = FullResetConfig | OptimisticResetConfig

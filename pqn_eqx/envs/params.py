@@ -1,28 +1,10 @@
-"""What the adapters of environment packages share: importing one when it is chosen, and changing its parameters."""
+"""Changing the parameters of an environment library's environments."""
 
 import dataclasses
-import importlib
 import math
 from typing import Any
 
 from pqn_eqx.errors import ConfigError, nearest
-
-
-def import_or_explain(module: str, extra: str | None) -> Any:
-    """The imported `module`; where its package is missing, a `ConfigError` that names the `extra` to install.
-
-    `extra` is None for a package that pqn_eqx always installs.
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        package = module.partition(".")[0]
-        if error.name is None or error.name.partition(".")[0] != package:
-            missing = f"{package} cannot be imported because {error.name} is missing"
-        else:
-            missing = f"the package {package} is not installed"
-        mend = f"pip install 'pqn-eqx[{extra}]'" if extra else "pip install --force-reinstall pqn-eqx"
-        raise ConfigError(f"env: {missing}. Install it with: {mend}") from error
 
 
 def with_params(params: Any, changes: dict[str, float]) -> Any:
