@@ -42,7 +42,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def report(options: Options, arguments: Sequence[str]) -> None:
-    import equinox as eqx
     import jax
 
     from benchmarks.programs import collectives, matrix_flops
@@ -54,11 +53,13 @@ def report(options: Options, arguments: Sequence[str]) -> None:
     config = parse(arguments)
     trainer = config.build()
     start = time.perf_counter()
-    inputs, state = trainer.abstract_update()
-    program = trainer.programs.advance.lower(inputs, state).compile().compiled
+    program = trainer.lower_update().compile()
     seconds = time.perf_counter() - start
-    memory = program.memory_analysis()
-    flops = matrix_flops(eqx.filter_make_jaxpr(trainer.programs.advance_function)(inputs, state)[0].jaxpr)
+    memory, text = program.memory_analysis(), program.as_text()
+    assert memory is not None
+    assert text is not None
+    inputs, state = trainer.abstract_update()
+    flops = matrix_flops(jax.make_jaxpr(trainer.programs.advance_function)(inputs, state).jaxpr)
     learner, actors = (
         sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(part)) for part in (state.learner, state.actors)
     )
@@ -75,7 +76,7 @@ def report(options: Options, arguments: Sequence[str]) -> None:
     print("  in all")
     print(f"    environments        {actors / 1e9:8.1f} GB ({actors / config.algorithm.num_envs / 1e3:.0f} kB each)")
     print(f"    network, optimiser  {learner / 1e6:8.1f} MB, on every device")
-    print(f"    collectives in text {collectives(program.as_text())}")
+    print(f"    collectives in text {collectives(text)}")
     print(f"  devices of {options.memory_gb:g} GB that would hold it: {max(1, -(-needed // 1)):.0f}")
 
 

@@ -35,7 +35,7 @@ def description() -> str:
         "  env:gymnax --env.name Acrobot-v1 env.reset:optimistic loss:huber --loss.delta 2 optimizer:adam\n"
         "  network.memory:gru --network.memory.hidden-size 128 network.head:dueling network.encoder:mlp\n\n"
         "A population trains in one program, one member for each setting and seed (here 2 x 2 x 3 = 12):\n"
-        "  --sweep.learning-rate 1e-4 1e-3 --sweep.td-lambda 0.5 0.9 --num-seeds 3\n\n"
+        f"  {PROGRAM} --sweep.learning-rate 1e-4 1e-3 --sweep.td-lambda 0.5 0.9 --num-seeds 3\n\n"
         "All devices are used, members first; --mesh.member and --mesh.env say otherwise. A CPU can play several:\n"
         "  XLA_FLAGS=--xla_force_host_platform_device_count=4\n\n"
         "The defaults shown are those of the base: ask a preset with `PRESET --help`."

@@ -128,12 +128,17 @@ def distribute(function: Callable, mesh: Mesh, in_specs: Any, out_specs: Any) ->
 
 def mean_over_envs(tree: PyTree) -> PyTree:
     """The mean over the devices that hold a member's environments: the one reduction of gradients."""
-    return jax.lax.pmean(tree, ENV)
+    return jax.lax.pmean(tree, ENV) if _shared() else tree
 
 
 def sum_over_envs(tree: PyTree) -> PyTree:
     """The sum over the devices that hold a member's environments: the one reduction of metrics."""
-    return jax.lax.psum(tree, ENV)
+    return jax.lax.psum(tree, ENV) if _shared() else tree
+
+
+def _shared() -> bool:
+    """Whether a member's environments lie on several devices. XLA would keep a reduction over one."""
+    return jax.lax.axis_size(ENV) > 1
 
 
 def blocks_here(num_blocks: int) -> Int[Array, " B"]:

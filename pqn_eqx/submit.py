@@ -5,6 +5,7 @@ where there is none); they find each other through SLURM. Built on submitit.
 """
 
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,6 +100,8 @@ class TrainJob:
 
 def submit(config: SubmitConfig, arguments: Sequence[str]) -> int:
     """Submit a training run; the exit status. Raises `UserError` where the cluster does not take it."""
+    # Importing submitit configures logging anew, which closes the handlers that others in this process have set up.
+    os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
     submitit = import_or_explain("submitit", extra="slurm", field="submit")
     job = TrainJob(tuple(arguments))
     if config.cluster == "local":

@@ -201,11 +201,15 @@ class Trainer:
             )
         return outcome
 
-    def abstract_update(self) -> tuple:
-        """What `Programs.advance` is given, as shapes: its program can be looked at without a state in memory."""
+    def abstract_update(self) -> tuple[Any, Any]:
+        """What `Programs.advance_function` is given, as shapes: enough to compile it without a state in memory."""
         self.inputs = self._first_inputs()
         first = eqx.filter_eval_shape(self.programs.init, self.algorithms, self.init_keys, self.env_index)
         return self._advance_inputs(1), abstract(first, self.mesh, STATE_SPEC)
+
+    def lower_update(self) -> jax.stages.Lowered:
+        """The program of an update, to look at."""
+        return jax.jit(self.programs.advance_function, donate_argnums=1).lower(*self.abstract_update())
 
     def _first_inputs(self) -> tuple[Metrics, Int[Array, " M"]]:
         return self.no_metrics, place(self.diverged_at, self.mesh, PER_MEMBER)

@@ -1,5 +1,6 @@
 """The configuration: what it refuses, and the sizes it plans."""
 
+import dataclasses
 import re
 
 import jax
@@ -215,7 +216,7 @@ def test_build_evaluates_with_exact_resets_up_to_the_time_limit(built):
     assert isinstance(arguments["eval_env"].reset_rule, FullReset)
     assert isinstance(arguments["algorithms"].env.reset_rule, OptimisticReset)
     assert arguments["eval_env"].time_limit == 37
-    assert arguments["plan"] == config.plan(time_limit=37)
+    assert dataclasses.replace(arguments["plan"], notes=()) == config.plan(time_limit=37)
     assert arguments["plan"].eval_max_steps == 37
 
 
@@ -232,4 +233,5 @@ def test_build_stacks_members_and_passes_listeners_on(built):
     assert {leaf.shape[0] for leaf in jax.tree.leaves(arguments["algorithms"])} == {2}
     assert arguments["callbacks"] is callbacks
     assert arguments["should_stop"] is should_stop
-    assert arguments["mesh"].size == 1
+    assert dict(arguments["mesh"].shape) == {"member": 2, "env": 1}
+    assert "2 along members" in arguments["plan"].notes[0]

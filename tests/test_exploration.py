@@ -47,8 +47,16 @@ def test_the_schedule_runs_over_environment_steps():
     assert long(jnp.asarray(6e9)) == pytest.approx(0.25, rel=1e-6)
 
 
-@pytest.mark.parametrize("field", ["start", "finish", "decay_fraction"])
+@pytest.mark.parametrize("field", ["start", "finish"])
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
 def test_refuses_what_is_no_probability(field, value):
     with pytest.raises(ConfigError, match=rf"exploration.{field} must lie in \[0, 1\]"):
         EpsilonGreedyConfig(**{field: value})
+
+
+@pytest.mark.parametrize("value", [-0.1, float("inf"), float("nan")])
+def test_refuses_a_decay_that_is_no_share(value):
+    """More than 1 is one: the decay is then not over when the run is."""
+    with pytest.raises(ConfigError, match="exploration.decay_fraction must be a finite number of at least 0"):
+        EpsilonGreedyConfig(decay_fraction=value)
+    assert EpsilonGreedyConfig(1.0, 0.0, 2.0).build(100)(jnp.asarray(100.0)) == pytest.approx(0.5)

@@ -39,20 +39,20 @@ def on_devices(function, num_devices, in_specs, out_specs):
 
 # Of `build()` with seed 0: the first updates of a small CartPole run.
 GOLDEN = [
-    {"loss": 0.144609, "q_mean": 0.0652846, "td_error": 0.46834, "grad_norm": 2.50693},
+    {"loss": 0.145702, "q_mean": 0.0647813, "td_error": 0.469265, "grad_norm": 2.39161},
     {
-        "loss": 0.153339,
-        "q_mean": -0.0503587,
-        "td_error": 0.485843,
-        "grad_norm": 2.91731,
+        "loss": 0.152912,
+        "q_mean": -0.0485972,
+        "td_error": 0.485466,
+        "grad_norm": 3.04154,
         "episode_return": 14,
         "episode_length": 14,
     },
     {
-        "loss": 0.178596,
-        "q_mean": -0.0472739,
-        "td_error": 0.519171,
-        "grad_norm": 3.13201,
+        "loss": 0.177544,
+        "q_mean": -0.046039,
+        "td_error": 0.517221,
+        "grad_norm": 3.29004,
         "episode_return": 19,
         "episode_length": 19,
     },
@@ -312,7 +312,7 @@ def test_refuses_what_cannot_work(fields, message):
         (1024, 1, 1, NETWORK, 64),
         (204_800, 4, 16, NETWORK, 64),
         (8, 64, 4, NETWORK, 1),
-        (48, 1, 3, NETWORK, 1),
+        (36, 1, 12, NETWORK, 1),
     ],
 )
 def test_default_number_of_blocks(num_envs, num_steps, num_minibatches, network, expected):

@@ -44,10 +44,11 @@ def test_default_directory_is_named_after_the_run_and_never_twice_the_same():
 def test_create_writes_the_configuration_below_missing_parents(tmp_path):
     """Red where parents are not made, or the configuration is not what was given."""
     path = tmp_path / "a" / "b"
-    directory = RunDirectory.create(path, {"seed": 3, "env": {"name": "x"}})
+    directory = RunDirectory.create(path, {"seed": 3, "env": {"name": "x"}}, [{"member": 0, "seed": 3}])
     assert directory.path == path
     assert json.loads((path / "config.json").read_text()) == {"seed": 3, "env": {"name": "x"}}
-    assert [p.name for p in path.iterdir()] == ["config.json"]
+    assert json.loads((path / "members.json").read_text()) == [{"member": 0, "seed": 3}]
+    assert {p.name for p in path.iterdir()} == {"config.json", "members.json"}
 
 
 def test_create_takes_a_folder_that_holds_no_run(tmp_path):

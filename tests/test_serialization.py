@@ -14,6 +14,7 @@ from pqn_eqx.envs.resets import FullResetConfig, OptimisticResetConfig
 from pqn_eqx.errors import ConfigError
 from pqn_eqx.evaluate import EvaluationConfig
 from pqn_eqx.exploration import EpsilonGreedyConfig
+from pqn_eqx.hosts import HostsConfig
 from pqn_eqx.losses import HLGaussConfig, HuberConfig
 from pqn_eqx.networks.convolutions import HadamaxCNNConfig, ImpalaCNNConfig, MinAtarCNNConfig, NatureCNNConfig
 from pqn_eqx.networks.encoders import MLPConfig
@@ -25,7 +26,11 @@ from pqn_eqx.networks.transformer import TransformerConfig
 from pqn_eqx.optimizers import AdamConfig, SGDConfig
 from pqn_eqx.pqn import PQNConfig
 from pqn_eqx.presets import PRESETS
+from pqn_eqx.scaling import ScalingRulesConfig
 from pqn_eqx.serialization import config_from_dict, config_to_dict, load_config
+from pqn_eqx.sharding import MeshConfig
+from pqn_eqx.sweep import ExplorationSweep, LossSweep, SweepConfig
+from pqn_eqx.wandb_logger import WandbConfig
 
 CONFIGS = {name: preset.config for name, preset in PRESETS.items()} | {
     "huber": TrainConfig(loss=HuberConfig(delta=2.5)),
@@ -37,8 +42,26 @@ CONFIGS = {name: preset.config for name, preset in PRESETS.items()} | {
         env=GymnaxConfig("DeepSea-bsuite", params={"max_steps_in_episode": 100.0, "x": -0.5}, options={"size": 16.0})
     ),
     "run_dir": TrainConfig(run_dir=Path("some/run dir"), name="a name"),
+    "zipped": TrainConfig(sweep=SweepConfig(gamma=(0.9, 0.99), td_lambda=(0.1, 0.2)), sweep_zip=True),
+    "sampled": TrainConfig(
+        loss=HLGaussConfig(),
+        sweep=SweepConfig(
+            learning_rate=(1e-4, 1e-3),
+            max_grad_norm=(1.0, 10.0),
+            reward_scale=(0.1, 1.0),
+            exploration=ExplorationSweep(start=(0.5, 1.0), finish=(0.0, 0.2), decay_fraction=(0.1, 0.5)),
+            loss=LossSweep(v_min=(-3.0, -1.0), v_max=(1.0, 3.0), sigma_ratio=(0.5, 1.0)),
+        ),
+        sweep_samples=3,
+    ),
+    "swept": TrainConfig(loss=HuberConfig(), sweep=SweepConfig(loss=LossSweep(delta=(0.5, 1.0)))),
+    "scaled": TrainConfig(scaling=ScalingRulesConfig(64, "num-minibatches", 1.0, 32, "updates", 5)),
     "everything else": TrainConfig(
         total_timesteps=10**10,
+        members_per_group=2,
+        mesh=MeshConfig(member=3, env=1),
+        hosts=HostsConfig("host:1234", 2, 1, 60),
+        wandb=WandbConfig("offline", "a project", "a team", "a group", ("a", "b")),
         seed=2**31 - 5,
         num_seeds=3,
         algorithm=PQNConfig(
@@ -50,6 +73,8 @@ CONFIGS = {name: preset.config for name, preset in PRESETS.items()} | {
             td_lambda=0.3,
             learning_rate=1 / 3,
             anneal_learning_rate=False,
+            num_env_blocks=2,
+            warmup_updates=4,
             max_grad_norm=0.5,
             reward_scale=3.0,
             memory_window=4,
@@ -114,7 +139,7 @@ def test_the_round_trips_above_leave_no_field_at_its_default():
         for kind in {type(value) for value in part if dataclasses.is_dataclass(value)}:
             # Each of these alternatives has a case of its own for what it adds.
             found = [value for value in part if type(value) is kind]
-            if kind.__name__ not in ("CraftaxConfig", "RAdamConfig", "QNetworkConfig"):
+            if kind.__name__ not in ("CraftaxConfig", "RAdamConfig", "QNetworkConfig", "ScalingRulesConfig"):
                 assert untouched(kind, found) == set(), kind
 
 

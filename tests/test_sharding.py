@@ -112,8 +112,7 @@ RECURRENT = QNetworkConfig(MLPConfig(hidden_size=16), GRUConfig(hidden_size=8), 
 
 
 def compiled_update(config):
-    trainer = config.build()
-    return trainer.programs.advance.lower(*trainer.abstract_update()).compile()
+    return config.build().lower_update().compile()
 
 
 @pytest.mark.parametrize("network", [None, RECURRENT], ids=["feed-forward", "recurrent"])
@@ -141,7 +140,7 @@ def test_what_a_device_holds_does_not_grow_with_their_number():
 
     def bytes_per_device(num_devices):
         mesh = MeshConfig(env=num_devices)
-        memory = compiled_update(config(64 * num_devices, num_devices, mesh=mesh)).compiled.memory_analysis()
+        memory = compiled_update(config(64 * num_devices, num_devices, mesh=mesh)).memory_analysis()
         return np.asarray([memory.argument_size_in_bytes, memory.temp_size_in_bytes])
 
     np.testing.assert_allclose(bytes_per_device(8), bytes_per_device(1), rtol=0.05)

@@ -7,18 +7,17 @@ import pytest
 
 from pqn_eqx.errors import ConfigError
 from pqn_eqx.submit import SubmitConfig, main
-from tests.test_train import TINY
+from tests.test_train import TINY, command
 
 
-def submitted(capsys, *argv) -> tuple[int, str, str]:
-    status = main([str(argument) for argument in argv])
-    return status, *capsys.readouterr()
+def submitted(*argv) -> tuple[int, str, str]:
+    finished = command(*argv, main=main)
+    return finished.status, finished.out, finished.err
 
 
-def test_batch_script(tmp_path, capsys):
+def test_batch_script(tmp_path):
     """Red if the processes, GPUs or limits of the job were not those asked for: one process for each GPU."""
     status, out, _ = submitted(
-        capsys,
         *("--nodes", 16, "--gpus-per-node", 4, "--cpus-per-task", 12, "--minutes", 90, "--mem-gb", 480),
         *("--partition", "gpu", "--account", "rl", "--setup", "module load cuda", "--folder", tmp_path, "--print"),
         *("--", "craftax", "--num-envs", "204800"),
@@ -43,10 +42,10 @@ def test_batch_script(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_gpus_one_process_a_node(tmp_path, capsys):
-    _, out, _ = submitted(capsys, "--nodes", 2, "--folder", tmp_path, "--print", "--", "cartpole")
+def test_without_gpus_one_process_a_node(tmp_path):
+    _, out, _ = submitted("--nodes", 2, "--folder", tmp_path, "--print", "--", "cartpole")
     assert "#SBATCH --ntasks-per-node=1" in out
-    assert "gpus" not in out
+    assert "gpus-per-node" not in out
 
 
 @pytest.mark.parametrize(
@@ -57,16 +56,16 @@ def test_without_gpus_one_process_a_node(tmp_path, capsys):
         (["--", "--sweep.num-envs", "1"], "cannot be swept"),
     ],
 )
-def test_a_wrong_request_is_told_here_and_not_by_the_job(argv, words, capsys):
-    status, _, err = submitted(capsys, *argv)
+def test_a_wrong_request_is_told_here_and_not_by_the_job(argv, words):
+    status, _, err = submitted(*argv)
     assert status == 2
     assert err.startswith("error: ")
     assert words in err
 
 
-def test_without_a_cluster_it_says_how_to_try(tmp_path, capsys, monkeypatch):
+def test_without_a_cluster_it_says_how_to_try(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    status, _, err = submitted(capsys, "--folder", tmp_path, "--", "cartpole")
+    status, _, err = submitted("--folder", tmp_path, "--", "cartpole")
     assert status == 1
     assert "srun" in err
     assert "--cluster local" in err
@@ -86,22 +85,18 @@ def test_refuses_what_cannot_work(fields, message):
         SubmitConfig(**fields)
 
 
-def test_a_job_on_this_machine_trains(tmp_path, capsys):
+def test_a_job_on_this_machine_trains(tmp_path):
     """Red if a job could be submitted and not run: a real process, which unpickles the job and trains."""
     path = tmp_path / "run"
-    status, out, err = submitted(
-        capsys, "--cluster", "local", "--folder", tmp_path / "jobs", "--", *TINY, "--run-dir", path
-    )
+    status, out, err = submitted("--cluster", "local", "--folder", tmp_path / "jobs", "--", *TINY, "--run-dir", path)
     assert status == 0, err
     assert "Finished after 320 environment steps" in out
     assert json.loads((path / "summary.json").read_text())["status"] == "finished"
 
 
 @pytest.mark.slow
-def test_a_job_that_fails_says_so(tmp_path, capsys):
+def test_a_job_that_fails_says_so(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    status, _, err = submitted(
-        capsys, "--cluster", "local", "--folder", tmp_path / "jobs", "--", *TINY, "--run-dir", tmp_path
-    )
+    status, _, err = submitted("--cluster", "local", "--folder", tmp_path / "jobs", "--", *TINY, "--run-dir", tmp_path)
     assert status == 1
     assert "holds a run already" in err

@@ -53,8 +53,8 @@ class Finished:
     err: str
 
 
-def command(*argv: str | Path) -> Finished:
-    """Run the command in this process, as the shell would."""
+def command(*argv: str | Path, main=main) -> Finished:
+    """Run a command, by default the training, in this process, as the shell would."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -253,7 +253,7 @@ def refused(path: Path, *argv: str | Path) -> str:
     assert "Traceback" not in finished.err
     # The package's own messages are a line; tyro's come in a box.
     lines = finished.err.splitlines()
-    assert 0 < len(lines) <= (1 if finished.err.startswith("error: ") else 20)
+    assert 0 < len(lines) <= (1 if finished.err.startswith("error: ") else 40)
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", finished.err).split())
 
 

@@ -119,7 +119,7 @@ def test_summary_and_figure_are_uploaded(population):
     for number, run in enumerate(runs):
         assert run.summary["eval_return"] == summary["eval_return"]["per_member"][number]
         assert run.summary["status"] == "finished"
-        assert any("learning_curve" in row for row in run.history)
+        assert any(name.startswith("learning_curve/") for row in run.history for name in row)
 
 
 class Broken:
