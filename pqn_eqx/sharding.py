@@ -164,8 +164,13 @@ def place_own(value: np.ndarray, mesh: Mesh) -> Array:
     return jax.make_array_from_callback(shape, NamedSharding(mesh, PER_DEVICE), lambda _: value[None])
 
 
-def everywhere(mesh: Mesh) -> Callable[[PyTree], PyTree]:
-    """A program that copies arrays to every device, so that every process can read them."""
+def everywhere(mesh: Mesh) -> Callable[[Any], Any]:
+    """A program that copies arrays to every device, so that every process can read them; a lone process can already.
+
+    (It would not be free: on several emulated devices a call waits for its inputs, and so for the chunk under way.)
+    """
+    if jax.process_count() == 1:
+        return lambda tree: tree
     return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, REPLICATED))
 
 

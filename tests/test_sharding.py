@@ -91,9 +91,7 @@ def test_place_and_everywhere_keep_the_numbers():
     placed = place({"a": values}, mesh, PER_MEMBER_AND_ENV)
     np.testing.assert_array_equal(placed["a"], values)
     assert {shard.data.shape for shard in placed["a"].addressable_shards} == {(2, 2)}
-    copied = everywhere(mesh)(placed)
-    assert {shard.data.shape for shard in copied["a"].addressable_shards} == {(4, 8)}
-    np.testing.assert_array_equal(copied["a"], values)
+    assert everywhere(mesh)(placed) is placed
     np.testing.assert_array_equal(place_own(np.asarray([3, 4]), mesh), np.tile([3, 4], (8, 1)))
     assert place(np.arange(4), mesh, PER_MEMBER).dtype == jnp.zeros((), int).dtype
 
