@@ -1,11 +1,13 @@
 """What a run tells the host, and the interface of those who listen. Nothing here is compiled."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Array, Int, PyTree
 
-from pqn_eqx.evaluate import Evaluation
+from pqn_eqx.episodes import Evaluation
+from pqn_eqx.metrics import Metrics
 from pqn_eqx.population import Member
 
 
@@ -23,6 +25,10 @@ class Plan:
     log_interval: int
     eval_interval: int
     """A multiple of `log_interval`."""
+    checkpoint_interval: int
+    """A multiple of `log_interval`; 0 for none."""
+    checkpoint_seconds: float
+    """Seconds after which a further checkpoint is due; infinite for never."""
     eval_envs: int
     eval_max_steps: int
     eval_epsilon: float
@@ -92,11 +98,35 @@ class Outcome:
     """Compilation and evaluation are not counted."""
     compile_seconds: float
     wall_seconds: float
+    diverged_at: tuple[int | None, ...] = ()
+    """For each member, the update at which it ceased to be finite."""
 
     @property
     def steps_per_second(self) -> float:
         """Environment steps of all members per second of training."""
         return self.env_steps * self.num_members / max(self.train_seconds, 1e-9)
+
+
+class Arrays(NamedTuple):
+    """What of a run lives on the devices."""
+
+    state: PyTree
+    metrics: Metrics
+    """Sums of the log interval under way."""
+    diverged_at: Int[Array, " M"]
+
+
+class Snapshot(NamedTuple):
+    """A run between two chunks: enough to go on as if it had never stopped."""
+
+    arrays: Arrays
+    update: int
+    logged: int
+    """The last update that ended a log interval; rows of a later one are of an interval cut short."""
+    evaluated: int
+    """The last update that was evaluated."""
+    seconds: dict[str, float]
+    """Time spent so far, by what on."""
 
 
 class Callback:
@@ -116,6 +146,12 @@ class Callback:
 
     def on_evaluation(self, evaluated: Evaluated) -> None:
         """After every evaluation."""
+
+    def on_checkpoint(self, snapshot: Snapshot) -> None:
+        """When a checkpoint is due: after the rows of its update, on every process."""
+
+    def on_divergence(self, member: Member, update: int) -> None:
+        """When a member is found to be no longer finite, which it became at `update`."""
 
     def on_end(self, outcome: Outcome) -> None:
         """However the run ended, once its programs were compiled."""

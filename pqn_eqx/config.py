@@ -1,6 +1,7 @@
 """The configuration of a run: the one file that puts every choice together."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +11,13 @@ import jax.numpy as jnp
 from tyro.conf import arg
 
 from pqn_eqx.callbacks import Callback, Plan
+from pqn_eqx.checkpoint import CheckpointConfig
 from pqn_eqx.envs.base import Environment
 from pqn_eqx.envs.craftax import CraftaxConfig
 from pqn_eqx.envs.gymnax import GymnaxConfig
 from pqn_eqx.envs.resets import FullResetConfig
+from pqn_eqx.episodes import EvaluationConfig
 from pqn_eqx.errors import require, require_at_least
-from pqn_eqx.evaluate import EvaluationConfig
 from pqn_eqx.exploration import EpsilonGreedyConfig
 from pqn_eqx.hosts import HostsConfig
 from pqn_eqx.losses import LossConfig, MSEConfig
@@ -73,6 +75,8 @@ class TrainConfig:
     """Weights & Biases."""
     eval: EvaluationConfig = EvaluationConfig()
     """Evaluation by whole episodes."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints."""
     log_interval: int | None = None
     """Environment steps between log lines, rounded to whole updates; default: 1 % of the run, at least an update."""
     name: str = "cartpole"
@@ -139,6 +143,7 @@ class TrainConfig:
         log = num_updates // 100 if self.log_interval is None else round(self.log_interval / steps)
         log = min(max(1, log), num_updates)
         evaluate = num_updates / 10 if self.eval.interval is None else self.eval.interval / steps
+        evaluate = max(1, round(evaluate / log)) * log
         return Plan(
             members=tuple(group or self.members),
             population=len(self.members),
@@ -146,12 +151,23 @@ class TrainConfig:
             num_updates=num_updates,
             steps_per_update=steps,
             log_interval=log,
-            eval_interval=max(1, round(evaluate / log)) * log,
+            eval_interval=evaluate,
+            checkpoint_interval=self._checkpoint_interval(num_updates, log, evaluate),
+            checkpoint_seconds=60 * (self.checkpoint.minutes or math.inf),
             eval_envs=self.eval.num_envs,
             eval_max_steps=self.eval.max_steps or time_limit,
             eval_epsilon=self.eval.epsilon,
             notes=tuple(notes),
         )
+
+    def _checkpoint_interval(self, num_updates: int, log_interval: int, eval_interval: int) -> int:
+        """Updates between checkpoints: none (0), at the end alone (num_updates), or a multiple of the log interval."""
+        if self.checkpoint.interval is None:
+            return eval_interval if self.checkpoint.minutes is None else num_updates
+        if self.checkpoint.interval == 0:
+            return 0
+        wanted = self.checkpoint.interval / self.algorithm.steps_per_update
+        return max(1, round(wanted / log_interval)) * log_interval
 
     def build(
         self,

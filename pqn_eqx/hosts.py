@@ -113,6 +113,8 @@ class Decision:
     """What all processes do alike."""
 
     stop: bool
+    save: bool
+    """Make a checkpoint at the end of the log interval."""
     num_updates: int
     """Turns of the loop over updates in the next chunk."""
     num_eval_steps: int
@@ -149,4 +151,4 @@ class Agreement:
         if not is_alone():
             votes = jax.device_get(self.asked.popleft())
             first = votes[votes[:, 0] == 1][0]
-            self.heard = Decision(bool(votes[:, 1].any()), int(first[2]), int(first[3]))
+            self.heard = Decision(bool(votes[:, 1].any()), bool(first[2]), int(first[3]), int(first[4]))

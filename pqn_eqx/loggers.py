@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from pqn_eqx import __version__
 from pqn_eqx.callbacks import Callback, Evaluated, Interval, Outcome, Plan
-from pqn_eqx.run_directory import EVALUATIONS, METRICS, RunDirectory
+from pqn_eqx.errors import UserError
+from pqn_eqx.population import Member
+from pqn_eqx.run_directory import EVALUATIONS, METRICS, RunDirectory, read_rows, say
 
 
 class JsonLinesLogger(Callback):
@@ -31,6 +34,9 @@ class JsonLinesLogger(Callback):
     def on_evaluation(self, evaluated: Evaluated) -> None:
         self._append(EVALUATIONS, evaluated.rows())
 
+    def close(self) -> None:
+        self.directory.close()
+
     def _append(self, file: str, rows: list[dict[str, Any]]) -> None:
         names = [{"member": member.number, "seed": member.seed} for member in self.members]
         self.directory.append(file, [name | row for name, row in zip(names, rows, strict=True)])
@@ -47,7 +53,9 @@ class SummaryLogger(Callback):
 
     def on_start(self, plan: Plan) -> None:
         self.seeds += [member.seed for member in plan.members]
-        self.group_rows: list[dict[str, Any] | None] = [None] * plan.num_members
+        # A resumed run may have been evaluated before.
+        rows = {row["member"]: row for row in read_rows(self.directory.path / EVALUATIONS)}
+        self.group_rows = [rows.get(member.number) for member in plan.members]
 
     def on_evaluation(self, evaluated: Evaluated) -> None:
         self.group_rows = list(evaluated.rows())
@@ -57,11 +65,14 @@ class SummaryLogger(Callback):
         self.last_rows += self.group_rows
         steps = sum(outcome.env_steps * outcome.num_members for outcome in self.outcomes)
         seconds = sum(outcome.train_seconds for outcome in self.outcomes)
-        self.directory.write_summary(
+        diverged = [update for outcome in self.outcomes for update in outcome.diverged_at]
+        self._try(
+            self.directory.write_summary,
             {
                 "status": self._status(),
                 "eval_return": self._eval_return(),
                 "seeds": self.seeds,
+                "diverged_at": diverged,
                 "update": outcome.update,
                 "env_steps": outcome.env_steps,
                 "steps_per_second": steps / max(seconds, 1e-9),
@@ -69,12 +80,19 @@ class SummaryLogger(Callback):
                 "wall_seconds": sum(outcome.wall_seconds for outcome in self.outcomes),
                 "versions": versions(),
                 "git_commit": git_commit(),
-            }
+            },
         )
         # matplotlib takes a second to import: not before it is needed.
         from pqn_eqx.plot import learning_curve
 
-        learning_curve(self.directory.path)
+        self._try(learning_curve, self.directory.path)
+
+    def _try(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """A file that cannot be written at the end of a run loses that file alone."""
+        try:
+            function(*arguments)
+        except (OSError, UserError) as error:
+            say(f"{error} It is lost.")
 
     def _status(self) -> str:
         """A population has diverged where every group has; otherwise it ended as its last group that did not."""
@@ -164,6 +182,12 @@ class ConsoleLogger(Callback):
         if unfinished := evaluation.finished.size - finished:
             line += f"; {unfinished} did not end within {self.plan.eval_max_steps:,} steps and are left out"
         self._say(line)
+
+    def on_divergence(self, member: Member, update: int) -> None:
+        self._say(
+            f"Member {member.number} (seed {member.seed}) is no longer finite, since update {update}."
+            + (" The others go on." if self.plan.num_members > 1 else "")
+        )
 
     def on_end(self, outcome: Outcome) -> None:
         self.close()

@@ -10,7 +10,7 @@ import dataclasses
 from pqn_eqx.config import TrainConfig
 from pqn_eqx.envs.craftax import CraftaxConfig
 from pqn_eqx.envs.gymnax import GymnaxConfig
-from pqn_eqx.evaluate import EvaluationConfig
+from pqn_eqx.episodes import EvaluationConfig
 from pqn_eqx.exploration import EpsilonGreedyConfig
 from pqn_eqx.networks.convolutions import MinAtarCNNConfig
 from pqn_eqx.networks.encoders import MLPConfig

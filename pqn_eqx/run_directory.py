@@ -8,11 +8,15 @@ A run directory is all that is left of a run; figures, tables and studies read i
     eval.jsonl          a line per member and evaluation
     summary.json        how the run ended
     learning_curve.png  its figure
+    checkpoints/        the whole training state, by environment steps
 """
 
+import contextlib
 import json
 import math
+import os
 import secrets
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +26,7 @@ import numpy as np
 
 from pqn_eqx.errors import ConfigError, UserError
 
+CHECKPOINTS = "checkpoints"
 CONFIG, MEMBERS, METRICS, EVALUATIONS, SUMMARY, FIGURE = (
     "config.json",
     "members.json",
@@ -46,10 +51,11 @@ def check_unused(path: Path) -> None:
 
 
 class RunDirectory:
-    """Writes a run's files. Every line is flushed, so that a killed run keeps what it had."""
+    """Writes a run's files. Every line goes to the disk at once, so that a killed run keeps what it had."""
 
     def __init__(self, path: Path):
         self.path = path
+        self.waiting: dict[str, list[str]] = {}
 
     @classmethod
     def create(cls, path: Path, config: dict[str, Any], members: Sequence[dict[str, Any]] = ()) -> "RunDirectory":
@@ -66,16 +72,73 @@ class RunDirectory:
             raise UserError(f"run_dir: {path} cannot be written: {error.strerror}. Give another --run-dir.") from error
         return cls(path)
 
+    def cut(self, members: Sequence[int], logged: int, evaluated: int) -> None:
+        """Take back the rows of `members` after these updates: what a resumed run will write again.
+
+        Raises `UserError` where the files cannot be written.
+        """
+        for file, last in ((METRICS, logged), (EVALUATIONS, evaluated)):
+            rows = read_rows(self.path / file)
+            kept = [row for row in rows if row["member"] not in members or row["update"] <= last]
+            if (self.path / file).exists():
+                self._replace(file, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Write the configuration of a run that goes on, whole or not at all."""
+        self._replace(CONFIG, json.dumps(config, indent=2) + "\n")
+
+    def _replace(self, file: str, text: str) -> None:
+        temporary = self.path / (file + ".part")
+        try:
+            temporary.write_text(text)
+            temporary.replace(self.path / file)
+        except OSError as error:
+            raise UserError(f"{self.path / file} cannot be written: {error.strerror}.") from error
+
     def append(self, file: str, rows: list[dict[str, Any]]) -> None:
-        """Add `rows` to a JSON-lines file."""
-        with (self.path / file).open("a") as stream:
-            stream.writelines(json.dumps(to_json(row)) + "\n" for row in rows)
+        """Add `rows` to a JSON-lines file; on return they are on the disk.
+
+        Where that fails (a full disk, a folder that is gone) the file keeps whole lines, the rows wait for the next
+        call, and a line on stderr says so: a run outlives its files.
+        """
+        lines = self.waiting.pop(file, []) + [json.dumps(to_json(row)) + "\n" for row in rows]
+        try:
+            self._append(self.path / file, "".join(lines))
+        except OSError as error:
+            if not any(self.waiting.values()):
+                say(
+                    f"{self.path / file} cannot be written: {error.strerror}. Its rows are kept and tried again with "
+                    f"the next ones; training goes on."
+                )
+            self.waiting[file] = lines
+
+    def _append(self, path: Path, text: str) -> None:
+        size = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("a") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(path, size)
+            raise
+
+    def close(self) -> None:
+        """Try once more to write what waits, and say what is lost."""
+        for file in [file for file, lines in self.waiting.items() if lines]:
+            self.append(file, [])
+            if lost := self.waiting.get(file):
+                say(f"{self.path / file}: the last {len(lost)} rows are lost.")
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write the summary, whole or not at all."""
-        temporary = self.path / (SUMMARY + ".part")
-        temporary.write_text(json.dumps(to_json(summary), indent=2) + "\n")
-        temporary.replace(self.path / SUMMARY)
+        """Write the summary, whole or not at all. Raises `UserError` where it cannot be."""
+        self._replace(SUMMARY, json.dumps(to_json(summary), indent=2) + "\n")
+
+
+def say(line: str) -> None:
+    """Tell the user of something that went wrong and ends nothing."""
+    print(line, file=sys.stderr)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -78,17 +78,17 @@ def config_from_dict(data: dict[str, Any]) -> TrainConfig:
         raise ConfigError("; ".join(problem.replace(" @ ", " at ") for problem in problems)) from error
 
 
-def load_config(path: Path) -> TrainConfig:
-    """Read a ``config.json``. Raises `ConfigError` where it cannot be read or does not fit."""
+def load_config(path: Path, source: str = "--config") -> TrainConfig:
+    """Read a ``config.json``. Raises `ConfigError`, naming `source`, where it cannot be read or does not fit."""
     try:
         data = json.loads(path.read_text())
     except OSError as error:
-        raise ConfigError(f"--config: {path} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"{source}: {path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise ConfigError(f"--config: {path} is not JSON: {error}.") from error
+        raise ConfigError(f"{source}: {path} is not JSON: {error}.") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"--config: {path} holds no configuration, but a {type(data).__name__}.")
+        raise ConfigError(f"{source}: {path} holds no configuration, but a {type(data).__name__}.")
     try:
         return config_from_dict(data)
     except ConfigError as error:
-        raise ConfigError(f"--config: {path}: {error}") from error
+        raise ConfigError(f"{source}: {path}: {error}") from error

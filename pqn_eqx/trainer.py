@@ -18,13 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Bool, Int, Key, PyTree
 
-from pqn_eqx import evaluate
-from pqn_eqx.callbacks import Callback, Evaluated, Interval, Outcome, Plan
+from pqn_eqx.callbacks import Arrays, Callback, Evaluated, Interval, Outcome, Plan, Snapshot
 from pqn_eqx.envs.base import Environment
+from pqn_eqx.episodes import Evaluation, FirstEpisodes, advance_episodes, begin_episodes
 from pqn_eqx.errors import DivergenceError
-from pqn_eqx.evaluate import Evaluation, FirstEpisodes
 from pqn_eqx.hosts import Agreement, Decision
 from pqn_eqx.losses import Loss
 from pqn_eqx.metrics import Metrics
@@ -60,6 +59,12 @@ class Algorithm(Protocol):
     def update(self, state: TrainState) -> tuple[TrainState, Metrics]: ...
 
 
+def all_finite(tree: PyTree) -> Bool[Array, ""]:
+    """Whether every floating-point number of a tree is finite."""
+    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in floats]))
+
+
 class Programs:
     """The programs of a run, each on all members and all devices."""
 
@@ -80,7 +85,8 @@ class Programs:
                 def update(_, carry):
                     total, diverged_at, state = carry
                     state, metrics = algorithm.update(state)
-                    failed = ~jnp.isfinite(metrics.total["loss"]) & (diverged_at < 0)
+                    failed = ~(jnp.isfinite(metrics.total["loss"]) & all_finite(state.learner.network))
+                    failed &= diverged_at < 0
                     return total + metrics, jnp.where(failed, state.learner.update, diverged_at), state
 
                 return jax.lax.fori_loop(0, num_updates, update, (metrics, diverged_at, state))
@@ -88,13 +94,13 @@ class Programs:
             return map_members(member, algorithms, metrics, diverged_at, state)
 
         def begin(networks, keys, index):
-            return map_members(lambda network, key: evaluate.begin(eval_env, network, index, key), networks, keys)
+            return map_members(lambda network, key: begin_episodes(eval_env, network, index, key), networks, keys)
 
         def play(inputs, episodes):
             losses, networks, keys, start, num_steps = inputs
 
             def member(loss, network, key, episodes):
-                return evaluate.advance(eval_env, network, loss, eval_epsilon, episodes, key, start, num_steps)
+                return advance_episodes(eval_env, network, loss, eval_epsilon, episodes, key, start, num_steps)
 
             return map_members(member, losses, networks, keys, episodes)
 
@@ -167,45 +173,56 @@ class Trainer:
         self.eval_index = place(jnp.arange(plan.eval_envs), mesh, PER_ENV)
         self.no_metrics = place(Metrics.zeros(algorithms.metric_names, (plan.num_members,)), mesh, PER_MEMBER)
         self.diverged_at = np.full(plan.num_members, -1)
+        self.seconds = {"train": 0.0, "compile": 0.0, "wall": 0.0}
+        self.saved_at = 0.0
         self.update_pace, self.eval_pace = Pace(), Pace(first=32)
+        self.started = time.perf_counter()
         self.agreement = Agreement(mesh, self._wish)
-        self.train_seconds = self.interval_seconds = 0.0
+        self.interval_seconds = 0.0
         self.read_at = 0.0
         self.interval_start = 0
 
-    def run(self) -> Outcome:
-        """Train to the end of the plan, or until stopped or diverged.
+    def run(self, start: Snapshot | None = None) -> Outcome:
+        """Train to the end of the plan, or until stopped or diverged; from the beginning, or from `start`.
 
         Raises `DivergenceError` once no member's loss is finite, after the callbacks have seen all of it.
         """
         self.started = time.perf_counter()
         self._notify("on_start", self.plan)
-        self._compile()
-        self._notify("on_compiled", self.compile_seconds)
-        update, status = self._train()
+        self._compile(start)
+        self._notify("on_compiled", self.seconds["compile"])
+        status = self._train()
         outcome = Outcome(
             status=status,
-            update=update,
-            env_steps=self.plan.env_steps(update),
+            update=self.update,
+            env_steps=self.plan.env_steps(self.update),
             num_members=self.plan.num_members,
-            train_seconds=self.train_seconds,
-            compile_seconds=self.compile_seconds,
+            train_seconds=self.seconds["train"],
+            compile_seconds=self.seconds["compile"],
             wall_seconds=self._elapsed(),
+            diverged_at=tuple(None if update < 0 else int(update) for update in self.diverged_at),
         )
         self._notify("on_end", outcome)
         if status == "diverged":
             raise DivergenceError(
-                f"Training diverged: no member's loss is finite any more. First not finite at update "
+                f"Training diverged: no member's loss and parameters are finite any more. First not finite at update "
                 f"{', '.join(map(str, self.diverged_at))} (by member) of {self.plan.num_updates}. What was logged "
-                f"is kept. Lower --learning-rate or --reward-scale, or choose another optimizer."
+                f"is kept. Lower --learning-rate, --max-grad-norm or --reward-scale, or choose another optimizer."
             )
         return outcome
 
     def abstract_update(self) -> tuple[Any, Any]:
         """What `Programs.advance_function` is given, as shapes: enough to compile it without a state in memory."""
         self.inputs = self._first_inputs()
-        first = eqx.filter_eval_shape(self.programs.init, self.algorithms, self.init_keys, self.env_index)
-        return self._advance_inputs(1), abstract(first, self.mesh, STATE_SPEC)
+        return self._advance_inputs(1), self.abstract_arrays().state
+
+    def abstract_arrays(self) -> Arrays:
+        """What a snapshot holds of the devices, as shapes with their places."""
+        state = eqx.filter_eval_shape(self.programs.init, self.algorithms, self.init_keys, self.env_index)
+        metrics, diverged_at = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), self._first_inputs()
+        )
+        return Arrays(abstract(state, self.mesh, STATE_SPEC), metrics, diverged_at)
 
     def lower_update(self) -> jax.stages.Lowered:
         """The program of an update, to look at."""
@@ -214,55 +231,94 @@ class Trainer:
     def _first_inputs(self) -> tuple[Metrics, Int[Array, " M"]]:
         return self.no_metrics, place(self.diverged_at, self.mesh, PER_MEMBER)
 
-    def _compile(self) -> None:
-        """Build every program, and with them the first state."""
-        self.state = self.programs.init(self.algorithms, self.init_keys, self.env_index)
-        self.inputs = self._first_inputs()
+    def _compile(self, start: Snapshot | None) -> None:
+        """Build every program, and with them the first state, unless there is one to start from."""
+        if start is None:
+            self.state = self.programs.init(self.algorithms, self.init_keys, self.env_index)
+            self.inputs = self._first_inputs()
+            self.update = self.logged = self.evaluated = 0
+        else:
+            self.state, self.inputs = start.arrays.state, (start.arrays.metrics, start.arrays.diverged_at)
+            self.update, self.logged, self.evaluated = start.update, start.logged, start.evaluated
+            if self.logged == self.update:
+                self.inputs = (self.no_metrics, self.inputs[1])
+            self.seconds = dict(start.seconds)
+            self.diverged_at = self._read_out(start.arrays.diverged_at)
+            self.started -= self.seconds["wall"]
+        self.interval_start = self.update
+        began = self._elapsed()
         self._advance = self.programs.advance.lower(self._advance_inputs(1), self.state).compile()
         episodes = self.programs.begin(self.state.learner.network, self.eval_keys, self.eval_index)
         self._play = self.programs.play.lower(self._play_inputs(self.eval_keys, 0, 1), episodes).compile()
-        self.compile_seconds = self.read_at = self._elapsed()
+        self.read_at = self.saved_at = self._elapsed()
+        self.seconds["compile"] += self.read_at - (0.0 if start is None else began)
 
-    def _train(self) -> tuple[int, str]:
-        """The last update that was trained, and how training ended."""
-        update, running = 0, None
-        while update < self.plan.num_updates and not self.agreement.decision.stop and not self._all_diverged():
-            interval_end = min(update - update % self.plan.log_interval + self.plan.log_interval, self.plan.num_updates)
-            chunk = self._dispatch(update, min(self.agreement.decision.num_updates, interval_end - update))
-            update = chunk.update
+    def _train(self) -> str:
+        """How training ended."""
+        plan, running = self.plan, None
+        if self.evaluated < self.update and self._is_due(plan.eval_interval):
+            # The run was stopped in the middle of this evaluation.
+            self._evaluate()
+        while self.update < plan.num_updates and not self.agreement.decision.stop and not self._all_diverged():
+            chunk = self._dispatch(min(self.agreement.decision.num_updates, self._to_interval_end()))
             if running is not None:
                 self._read(running)
             running = chunk
-            if update == self.plan.num_updates or update % self.plan.eval_interval == 0:
+            evaluate = self._is_due(plan.eval_interval)
+            save = plan.checkpoint_interval > 0 and self._is_due(plan.checkpoint_interval)
+            save |= self.agreement.decision.save and self._is_due(plan.log_interval)
+            if evaluate or save:
                 self._read(running)
                 running = None
-                if not self._all_diverged():
-                    self._evaluate(update)
+                if evaluate and not self._all_diverged():
+                    self._evaluate()
+                if save and not self._all_diverged():
+                    self._save()
         if running is not None:
             self._read(running, last=True)
         if self._all_diverged():
-            return update, "diverged"
-        return update, "finished" if update == self.plan.num_updates else "interrupted"
+            return "diverged"
+        if self.update == plan.num_updates:
+            return "finished"
+        if plan.checkpoint_interval > 0:
+            self._save()
+        return "interrupted"
 
-    def _dispatch(self, update: int, num_updates: int) -> Chunk:
+    def _is_due(self, interval: int) -> bool:
+        """Whether something that is done every `interval` updates, and at the end, is to be done now."""
+        return self.update == self.plan.num_updates or (self.update > 0 and self.update % interval == 0)
+
+    def _to_interval_end(self) -> int:
+        """Updates to the end of the log interval."""
+        log_interval = self.plan.log_interval
+        return min(log_interval - self.update % log_interval, self.plan.num_updates - self.update)
+
+    def _save(self) -> None:
+        """Tell of a state to keep. All that was measured up to it has been told before."""
+        self.saved_at = self.seconds["wall"] = self._elapsed()
+        arrays = Arrays(self.state, *self.inputs)
+        self._notify("on_checkpoint", Snapshot(arrays, self.update, self.logged, self.evaluated, dict(self.seconds)))
+
+    def _dispatch(self, num_updates: int) -> Chunk:
         """Start the next chunk; does not wait for it."""
-        if update % self.plan.log_interval == 0:
+        if self.update % self.plan.log_interval == 0:
             self.inputs = (self.no_metrics, self.inputs[1])
         dispatched_at = self._elapsed()
         *outputs, self.state = self._advance(self._advance_inputs(num_updates), self.state)
         self.inputs = tuple(outputs)
         metrics, diverged_at = self.programs.everywhere(self.inputs)
         self.agreement.ask()
-        return Chunk(update + num_updates, num_updates, metrics, diverged_at, dispatched_at)
+        self.update += num_updates
+        return Chunk(self.update, num_updates, metrics, diverged_at, dispatched_at)
 
     def _read(self, chunk: Chunk, last: bool = False) -> None:
         """Wait for a chunk and tell the callbacks of it."""
-        means, self.diverged_at = chunk.metrics.mean(), jax.device_get(chunk.diverged_at)
+        means, diverged_at = chunk.metrics.mean(), jax.device_get(chunk.diverged_at)
         self.agreement.hear()
         now = self._elapsed()
         seconds = now - max(self.read_at, chunk.dispatched_at)
         self.read_at = now
-        self.train_seconds += seconds
+        self.seconds["train"] += seconds
         self.interval_seconds += seconds
         self.update_pace.observe(chunk.num_updates, seconds)
         interval = Interval(
@@ -273,13 +329,19 @@ class Trainer:
             wall_seconds=now,
         )
         self._notify("on_progress", interval)
-        if last or chunk.update % self.plan.log_interval == 0 or chunk.update == self.plan.num_updates:
+        whole = chunk.update % self.plan.log_interval == 0 or chunk.update == self.plan.num_updates
+        if whole or last:
             self._notify("on_interval", interval)
             self.interval_start, self.interval_seconds = chunk.update, 0.0
+        if whole:
+            self.logged = chunk.update
+        for member in np.flatnonzero(diverged_at != self.diverged_at):
+            self._notify("on_divergence", self.plan.members[member], int(diverged_at[member]))
+        self.diverged_at = diverged_at
 
-    def _evaluate(self, update: int) -> None:
+    def _evaluate(self) -> None:
         """Play the first episode of every evaluation environment; given up when the run is stopped."""
-        keys = self.programs.fold(self.eval_keys, self._scalar(update))
+        keys = self.programs.fold(self.eval_keys, self._scalar(self.update))
         episodes = self.programs.begin(self.state.learner.network, keys, self.eval_index)
         start, finished = 0, False
         while start < self.plan.eval_max_steps and not finished:
@@ -293,15 +355,16 @@ class Trainer:
             finished = bool(np.all(self._read_out(episodes.finished)))
             self.agreement.hear()
             self.eval_pace.observe(num_steps, self._elapsed() - began)
-        self._notify("on_evaluation", self._evaluated(update, episodes))
+        self.evaluated = self.update
+        self._notify("on_evaluation", self._evaluated(episodes))
         self.read_at = self._elapsed()
 
-    def _evaluated(self, update: int, episodes: FirstEpisodes) -> Evaluated:
+    def _evaluated(self, episodes: FirstEpisodes) -> Evaluated:
         fields = (episodes.finished, episodes.episode_return, episodes.episode_length, episodes.extras)
         finished, episode_return, episode_length, extras = self._read_out(fields)
         return Evaluated(
-            update,
-            self.plan.env_steps(update),
+            self.update,
+            self.plan.env_steps(self.update),
             Evaluation(finished, episode_return, episode_length, extras, self.extra_names),
             self._elapsed(),
         )
@@ -312,7 +375,8 @@ class Trainer:
 
     def _wish(self) -> Decision:
         """What this process would do next."""
-        return Decision(self.should_stop(), self.update_pace.turns, self.eval_pace.turns)
+        save = self._elapsed() - self.saved_at >= self.plan.checkpoint_seconds
+        return Decision(self.should_stop(), save, self.update_pace.turns, self.eval_pace.turns)
 
     def _advance_inputs(self, num_updates: int):
         return self.algorithms, self._scalar(num_updates), *self.inputs

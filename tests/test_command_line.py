@@ -13,8 +13,8 @@ from pqn_eqx.config import TrainConfig
 from pqn_eqx.envs.craftax import CraftaxConfig
 from pqn_eqx.envs.gymnax import GymnaxConfig
 from pqn_eqx.envs.resets import FullResetConfig, OptimisticResetConfig
+from pqn_eqx.episodes import EvaluationConfig
 from pqn_eqx.errors import ConfigError
-from pqn_eqx.evaluate import EvaluationConfig
 from pqn_eqx.losses import HLGaussConfig, HuberConfig, MSEConfig
 from pqn_eqx.networks.convolutions import ImpalaCNNConfig
 from pqn_eqx.networks.encoders import MLPConfig

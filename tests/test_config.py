@@ -11,8 +11,8 @@ from pqn_eqx.callbacks import Plan
 from pqn_eqx.config import TrainConfig
 from pqn_eqx.envs.gymnax import GymnaxConfig
 from pqn_eqx.envs.resets import FullReset, OptimisticReset, OptimisticResetConfig
+from pqn_eqx.episodes import EvaluationConfig
 from pqn_eqx.errors import ConfigError, UserError
-from pqn_eqx.evaluate import EvaluationConfig
 from pqn_eqx.exploration import EpsilonGreedyConfig
 from pqn_eqx.losses import HuberConfig
 from pqn_eqx.networks.encoders import MLPConfig

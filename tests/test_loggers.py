@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pqn_eqx import __version__, loggers
 from pqn_eqx.callbacks import Evaluated, Interval, Outcome, Plan
-from pqn_eqx.evaluate import Evaluation
+from pqn_eqx.episodes import Evaluation
 from pqn_eqx.loggers import ConsoleLogger, JsonLinesLogger, SummaryLogger, git_commit, versions
 from pqn_eqx.population import Member
 from pqn_eqx.run_directory import RunDirectory, read_rows

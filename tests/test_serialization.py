@@ -11,8 +11,8 @@ from pqn_eqx.config import TrainConfig
 from pqn_eqx.envs.craftax import CraftaxConfig
 from pqn_eqx.envs.gymnax import GymnaxConfig
 from pqn_eqx.envs.resets import FullResetConfig, OptimisticResetConfig
+from pqn_eqx.episodes import EvaluationConfig
 from pqn_eqx.errors import ConfigError
-from pqn_eqx.evaluate import EvaluationConfig
 from pqn_eqx.exploration import EpsilonGreedyConfig
 from pqn_eqx.hosts import HostsConfig
 from pqn_eqx.losses import HLGaussConfig, HuberConfig

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.programs import collectives, matrix_flops
 from pqn_eqx.config import TrainConfig
+from pqn_eqx.episodes import EvaluationConfig
 from pqn_eqx.errors import ConfigError
-from pqn_eqx.evaluate import EvaluationConfig
 from pqn_eqx.networks.encoders import MLPConfig
 from pqn_eqx.networks.q_network import QNetworkConfig
 from pqn_eqx.networks.recurrent import GRUConfig

@@ -9,8 +9,8 @@ import pytest
 
 from pqn_eqx.command_line import parse
 from pqn_eqx.config import TrainConfig
+from pqn_eqx.episodes import EvaluationConfig
 from pqn_eqx.errors import ConfigError
-from pqn_eqx.evaluate import EvaluationConfig
 from pqn_eqx.exploration import EpsilonGreedyConfig
 from pqn_eqx.losses import HLGaussConfig, HuberConfig, MSEConfig
 from pqn_eqx.networks.encoders import MLPConfig

@@ -8,8 +8,8 @@ import pytest
 from pqn_eqx import trainer as trainer_module
 from pqn_eqx.callbacks import Callback
 from pqn_eqx.config import TrainConfig
+from pqn_eqx.episodes import EvaluationConfig
 from pqn_eqx.errors import DivergenceError
-from pqn_eqx.evaluate import EvaluationConfig
 from pqn_eqx.networks.encoders import MLPConfig
 from pqn_eqx.networks.q_network import QNetworkConfig
 from pqn_eqx.pqn import PQNConfig

@@ -29,7 +29,7 @@ class FirstEpisodes(eqx.Module):
     0.11.2 crashes)."""
 
 
-def begin(env: Environment, network: QNetwork, index: Int[Array, " E"], key: Key[Array, ""]) -> FirstEpisodes:
+def begin_episodes(env: Environment, network: QNetwork, index: Int[Array, " E"], key: Key[Array, ""]) -> FirstEpisodes:
     """New episodes in the environments numbered `index`."""
     zeros = jnp.zeros(index.shape)
     return FirstEpisodes(
@@ -41,7 +41,7 @@ def begin(env: Environment, network: QNetwork, index: Int[Array, " E"], key: Key
     )
 
 
-def advance(
+def advance_episodes(
     env: Environment,
     network: QNetwork,
     loss: Loss,

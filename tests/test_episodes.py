@@ -5,11 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pqn_eqx import evaluate
 from pqn_eqx.envs.resets import FullReset
 from pqn_eqx.envs.vectorized import VectorizedEnvironment
+from pqn_eqx.episodes import Evaluation, EvaluationConfig, advance_episodes, begin_episodes
 from pqn_eqx.errors import ConfigError
-from pqn_eqx.evaluate import Evaluation, EvaluationConfig
 from pqn_eqx.losses import MSEConfig
 from tests.test_rollout import VALUES, Table
 from tests.toys import Corridor
@@ -21,8 +20,8 @@ NETWORK = Table(-VALUES)
 def play(num_steps, chunks=1, terminal=4, epsilon=0.0, num_envs=5):
     env = VectorizedEnvironment(Corridor(terminal, 100), FullReset())
     loss, key = MSEConfig().build(), jax.random.key(0)
-    episodes = evaluate.begin(env, NETWORK, jnp.arange(num_envs), key)
-    advance = jax.jit(lambda e, start, n: evaluate.advance(env, NETWORK, loss, epsilon, e, key, start, n))
+    episodes = begin_episodes(env, NETWORK, jnp.arange(num_envs), key)
+    advance = jax.jit(lambda e, start, n: advance_episodes(env, NETWORK, loss, epsilon, e, key, start, n))
     for chunk in range(chunks):
         episodes = advance(episodes, chunk * num_steps, num_steps)
     return episodes
