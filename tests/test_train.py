@@ -387,7 +387,15 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
         command()
 
 
-def test_the_first_interrupt_asks_and_the_second_leaves(capsys):
+@pytest.fixture
+def interruptible():
+    """A process that Ctrl-C ends: a shell starts background jobs, and so perhaps these tests, deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_first_interrupt_asks_and_the_second_leaves(interruptible, capsys):
     """Red where Ctrl-C loses the run, cannot end one that hangs, or stays bent after the run."""
     before = signal.getsignal(signal.SIGINT)
     with stop_on_interrupt() as should_stop:

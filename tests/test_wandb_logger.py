@@ -4,6 +4,7 @@ import dataclasses
 import json
 import struct
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,12 @@ class OfflineRun:
 
 
 def offline_runs(directory: Path) -> list[OfflineRun]:
-    files = (directory / "wandb").glob("offline-run-*/*.wandb")
+    files = list((directory / "wandb").glob("offline-run-*/*.wandb"))
+    deadline = time.monotonic() + 60
+    # The service that writes the files may be a little behind.
+    while not all(any(record.HasField("exit") for record in records(file)) for file in files):
+        assert time.monotonic() < deadline, "a run was not written to its end"
+        time.sleep(0.2)
     return sorted((OfflineRun.read(file) for file in files), key=lambda run: run.name)
 
 
