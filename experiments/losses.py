@@ -33,8 +33,8 @@ margin; `target_outside` in the raw results tells how much fell outside."""
 
 
 FURTHER_LEARNING_RATES: dict[Task, tuple[float, ...]] = {"cartpole": (5e-4,)}
-"""The presets of the other tasks have this learning rate already; that of CartPole was found for the squared error, and a
-cross-entropy need not like it."""
+"""The presets of the other tasks have this learning rate already; that of CartPole was found for the squared error, and
+a cross-entropy need not like it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Options:
 
 
 def arms(options: Options) -> list[Arm]:
-    """Every task with every loss, and every learning rate of the task; the squared error at the first is the baseline."""
+    """Every task with every loss at every learning rate of the task; the squared error at the first is the baseline."""
     found = []
     for task in options.tasks:
         config, (v_min, v_max) = TASKS[task]
