@@ -8,6 +8,9 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
+# The preset's learning rate was found for the squared error; at 1e-4 some seeds of HL-Gauss are not through yet.
+HL_GAUSS = ("loss:hl-gauss", "--loss.v-min", "-1", "--loss.v-max", "11", "--learning-rate", "5e-4")
+
 
 def train(directory, *arguments):
     command = [sys.executable, "-m", "pqn_eqx.train", *arguments, "--run-dir", str(directory)]
@@ -39,9 +42,7 @@ def test_craftax_classic_learns_far_beyond_chance(tmp_path):
     assert trained["eval_return"]["mean"] >= 2.8 * random["eval_return"]["mean"]
 
 
-@pytest.mark.parametrize(
-    "loss", [("loss:mse",), ("loss:huber",), ("loss:hl-gauss", "--loss.v-min", "-1", "--loss.v-max", "11")]
-)
+@pytest.mark.parametrize("loss", [("loss:mse",), ("loss:huber",), HL_GAUSS])
 def test_every_loss_solves_cartpole(tmp_path, loss):
     assert train(tmp_path / "run", "cartpole", *loss, "--num-seeds", "5")["eval_return"]["mean"] >= 485
 

@@ -63,10 +63,15 @@ def test_an_arm_without_another_to_compare_it_with_is_reported_alone(tmp_path):
 
 
 def test_the_study_of_losses_differs_in_the_loss_alone():
+    """Per task; CartPole is run at two learning rates, each with every loss."""
     arms = losses.arms(losses.Options(num_seeds=3))
-    assert [arm.name for arm in arms] == ["mse", "huber", "hl-gauss"] * 3
-    for arm in arms:
-        assert arm.config.num_seeds == 3
+    names = ["mse", "huber", "hl-gauss"]
+    assert [arm.name for arm in arms] == [*names, *(f"{name}-0.0005" for name in names), *names, *names]
+    for first, *others in (arms[start : start + 3] for start in range(0, 12, 3)):
+        assert first.config.num_seeds == 3
+        assert first.config.algorithm.learning_rate == (1e-4 if first is arms[0] else 5e-4)
+        for other in others:
+            assert dataclasses.replace(other.config, loss=first.config.loss) == first.config
     by_task = {arm.task: arm.config for arm in arms if arm.name == "hl-gauss"}
     assert by_task["acrobot"].loss == HLGaussConfig(-11, 1)
     assert by_task["breakout"].total_timesteps == 1_000_000
@@ -91,7 +96,7 @@ def test_a_smoke_run_of_the_study_writes_everything(tmp_path, capsys):
     first = (tmp_path / "scores.json").read_text()
     capsys.readouterr()
     assert losses.main(arguments) == 0
-    assert capsys.readouterr().out.count("is there already") == 3
+    assert capsys.readouterr().out.count("is there already") == 6
     assert (tmp_path / "scores.json").read_text() == first
 
 
