@@ -2,12 +2,14 @@
 
 A checkpoint is a folder ``checkpoints/<environment steps>`` of the run directory (of a population in groups,
 ``checkpoints/group-<number>/<environment steps>``), written by orbax in the background: arrays under names such as
-``learner.network.head.layer.weight``, and beside them what is no array. A folder under its final name is whole.
+``network.head.layer.weight``, and beside them what is no array. A folder under its final name is whole.
 """
 
+import contextlib
 import dataclasses
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from pqn_eqx.callbacks import Arrays, Callback, Evaluated, Outcome, Plan, Snapsh
 from pqn_eqx.errors import ConfigError, UserError, require, require_at_least
 from pqn_eqx.hosts import writes_files
 from pqn_eqx.run_directory import CHECKPOINTS
+from pqn_eqx.sharding import TrainState
 
 LAYOUT = 1
 """Version of what a checkpoint holds. A change that old checkpoints do not fit takes the next number."""
@@ -88,6 +91,9 @@ def put_arrays(named: dict[str, Array], like: PyTree) -> PyTree:
 class Checkpoints:
     """The checkpoints of one group of a run."""
 
+    ITEMS = ("learner", "actors", "measures")
+    """The parts of a checkpoint that hold arrays; a reader of the network alone opens the first."""
+
     def __init__(self, folder: Path, keep: int | None = None):
         """To write, with `keep` of the last ones; to read only, without."""
         # orbax takes seconds to import, and logs at length.
@@ -95,20 +101,19 @@ class Checkpoints:
         import orbax.checkpoint as ocp
         from orbax.checkpoint import checkpoint_managers as managers
 
-        self.ocp, self.folder = ocp, folder.resolve()
-        options: dict[str, Any] = {"read_only": True} if keep is None else {}
+        self.args, self.folder = ocp.args, folder.resolve()
+        options: dict[str, Any] = {"read_only": True}
         if keep is not None:
-            policies = [
-                managers.LatestN(keep),
-                managers.BestN(
-                    get_metric_fn=lambda metrics: metrics["eval_return"], n=1, keep_checkpoints_without_metrics=False
-                ),
-            ]
-            options["preservation_policy"] = managers.AnyPreservationPolicy(policies)
-            options["cleanup_tmp_directories"] = True
-        handlers = {"arrays": ocp.StandardCheckpointHandler(), "about": ocp.JsonCheckpointHandler()}
+            best = managers.BestN(
+                get_metric_fn=lambda metrics: metrics["eval_return"], n=1, keep_checkpoints_without_metrics=False
+            )
+            policy = managers.AnyPreservationPolicy([managers.LatestN(keep), best])
+            options = {"preservation_policy": policy, "cleanup_tmp_directories": True}
+        handlers: dict[str, Any] = {item: ocp.StandardCheckpointHandler() for item in self.ITEMS}
         self.manager = ocp.CheckpointManager(
-            self.folder, options=ocp.CheckpointManagerOptions(**options), item_handlers=handlers
+            self.folder,
+            options=ocp.CheckpointManagerOptions(**options),
+            item_handlers=handlers | {"about": ocp.JsonCheckpointHandler()},
         )
 
     def steps(self) -> list[int]:
@@ -117,13 +122,24 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The environment steps of the checkpoint with the best evaluation, if any was made at one."""
-        scored = {step: self._metrics(step) for step in self.steps()}
+        scored = {step: self.about(step)["eval_return"] for step in self.steps()}
         known = {step: score for step, score in scored.items() if score is not None}
         return max(known, key=lambda step: (known[step], step)) if known else None
 
-    def _metrics(self, step: int) -> float | None:
-        metrics = self.manager.metrics(step)
-        return None if metrics is None else metrics["eval_return"]
+    def save(self, step: int, snapshot: Snapshot, about: dict[str, Any], eval_return: float | None) -> None:
+        """Start writing a checkpoint. Raises what went wrong with this one, or with the one before."""
+        progress = {name: getattr(snapshot, name) for name in ("update", "logged", "evaluated", "seconds")}
+        progress |= {"layout": LAYOUT, "eval_return": eval_return}
+        named = {
+            item: self.args.StandardSave(jax.tree.map(_own_copy, name_arrays(part)))
+            for item, part in self._parts(snapshot.arrays).items()
+        }
+        self.manager.save(
+            step,
+            args=self.args.Composite(about=self.args.JsonSave(progress | about), **named),
+            metrics=None if eval_return is None else {"eval_return": eval_return},
+            force=True,
+        )
 
     def latest(self, like: Arrays) -> Snapshot | None:
         """The run at its last checkpoint, its arrays as those of `like`; None where there is no checkpoint.
@@ -134,30 +150,17 @@ class Checkpoints:
             return None
         step = self.steps()[-1]
         about = self.about(step)
-        arrays = self.restore(step, like)
-        return Snapshot(arrays, about["update"], about["logged"], about["evaluated"], about["seconds"])
-
-    def save(self, step: int, snapshot: Snapshot, about: dict[str, Any], eval_return: float | None) -> None:
-        """Start writing a checkpoint. Raises what went wrong with this one, or with the one before."""
-        progress = {name: getattr(snapshot, name) for name in ("update", "logged", "evaluated", "seconds")}
-        arrays = jax.tree.map(_own_copy, name_arrays(snapshot.arrays))
-        self.manager.save(
-            step,
-            args=self.ocp.args.Composite(
-                arrays=self.ocp.args.StandardSave(arrays),
-                about=self.ocp.args.JsonSave({"layout": LAYOUT, **progress, **about}),
-            ),
-            metrics=None if eval_return is None else {"eval_return": eval_return},
-            force=True,
+        parts = {item: self.restore(step, item, part) for item, part in self._parts(like).items()}
+        state = TrainState(parts["learner"], parts["actors"])
+        return Snapshot(
+            Arrays(state, *parts["measures"]), about["update"], about["logged"], about["evaluated"], about["seconds"]
         )
 
     def about(self, step: int) -> dict[str, Any]:
         """What is said of a checkpoint. Raises `UserError` for one that is damaged or of another layout."""
-        try:
-            about = self.manager.restore(step, args=self.ocp.args.Composite(about=self.ocp.args.JsonRestore())).about
+        with self._damage_told(step):
+            about = self.manager.restore(step, args=self.args.Composite(about=self.args.JsonRestore())).about
             layout = about["layout"]
-        except Exception as error:
-            raise self._damaged(step, error) from error
         if layout != LAYOUT:
             raise UserError(
                 f"{self.folder / str(step)}: the checkpoint has layout {layout}, and this version of pqn_eqx reads "
@@ -165,41 +168,30 @@ class Checkpoints:
             )
         return about
 
-    def restore(self, step: int, like: PyTree) -> PyTree:
-        """The arrays of a checkpoint in the shapes and on the devices of `like`.
+    def restore(self, step: int, item: str, like: PyTree) -> PyTree:
+        """A part of a checkpoint in the shapes and on the devices of `like`.
 
         Raises `ConfigError` naming the arrays that do not fit, `UserError` where the checkpoint is damaged.
         """
         wanted = name_arrays(like)
-        try:
-            tree = self.manager.item_metadata(step)["arrays"].tree
-        except Exception as error:
-            raise self._damaged(step, error) from error
-        self._check(step, wanted, tree)
-        try:
-            found = self.manager.restore(
-                step, args=self.ocp.args.Composite(arrays=self.ocp.args.StandardRestore(wanted))
-            ).arrays
-        except Exception as error:
-            raise self._damaged(step, error) from error
-        return put_arrays(found, like)
+        with self._damage_told(step):
+            found = self.manager.item_metadata(step)[item].tree
+        self._check(step, wanted, found)
+        with self._damage_told(step):
+            restored = self.manager.restore(step, args=self.args.Composite(**{item: self.args.StandardRestore(wanted)}))
+        return put_arrays(restored[item], like)
 
-    def load(self, step: int, prefix: str) -> dict[str, Any]:
-        """The arrays whose names start with `prefix`, on the host, whatever devices they were written from."""
-        import numpy as np
+    def wait(self) -> None:
+        """Until everything is written. Raises what went wrong."""
+        self.manager.wait_until_finished()
 
-        try:
-            tree = self.manager.item_metadata(step)["arrays"].tree
-            device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-            wanted = {
-                name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device) for name, leaf in tree.items()
-            }
-            found = self.manager.restore(
-                step, args=self.ocp.args.Composite(arrays=self.ocp.args.StandardRestore(wanted))
-            ).arrays
-        except Exception as error:
-            raise self._damaged(step, error) from error
-        return {name: np.asarray(leaf) for name, leaf in found.items() if name.startswith(prefix)}
+    def close(self) -> None:
+        self.manager.close()
+
+    @staticmethod
+    def _parts(arrays: Arrays) -> dict[str, PyTree]:
+        measures = (arrays.metrics, arrays.diverged_at)
+        return {"learner": arrays.state.learner, "actors": arrays.state.actors, "measures": measures}
 
     def _check(self, step: int, wanted: dict[str, Any], found: dict[str, Any]) -> None:
         problems = [f"{name} is missing" for name in wanted.keys() - found.keys()]
@@ -214,18 +206,16 @@ class Checkpoints:
                 f"{self.folder / str(step)} does not fit this configuration: {'; '.join(sorted(problems)[:5])}{more}."
             )
 
-    def _damaged(self, step: int, error: Exception) -> UserError:
-        before = [other for other in self.steps() if other < step]
-        mend = f"The one before it is {before[-1]}: remove {step} to use it." if before else "There is none before it."
-        reason = str(error).strip().split("\n")[0][:200]
-        return UserError(f"{self.folder / str(step)}: the checkpoint is damaged ({reason}). {mend}")
-
-    def wait(self) -> None:
-        """Until everything is written. Raises what went wrong."""
-        self.manager.wait_until_finished()
-
-    def close(self) -> None:
-        self.manager.close()
+    @contextlib.contextmanager
+    def _damage_told(self, step: int) -> Iterator[None]:
+        """Whatever goes wrong within becomes a `UserError` that names the file and the checkpoint before it."""
+        try:
+            yield
+        except Exception as error:
+            before = [other for other in self.steps() if other < step]
+            mend = f"The one before it is {before[-1]}: remove {step} to use it." if before else "None is before it."
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            raise UserError(f"{self.folder / str(step)}: the checkpoint is damaged ({reason}). {mend}") from error
 
 
 def _own_copy(leaf: Array) -> Array:

@@ -31,10 +31,10 @@ def description() -> str:
     presets = "\n".join(f"  {name:<{width}} {preset.summary}" for name, preset in PRESETS.items())
     return (
         "Train PQN (arXiv 2407.04811): Q-learning in many environments at once, without replay and target network.\n\n"
-        f"  {PROGRAM} [PRESET | --config FILE | --resume RUN_DIR] [flags and groups in any order]\n\n"
+        f"  {PROGRAM} [PRESET | --config FILE | --resume DIR] [flags and groups in any order]\n\n"
         f"Presets, the first argument:\n{presets}\n\n"
         "  --config FILE    start from a run's config.json instead of a preset\n"
-        "  --resume RUN_DIR go on with a run from its last checkpoint; with --total-timesteps N, beyond its end\n\n"
+        "  --resume DIR     go on with a run from its last checkpoint; with --total-timesteps N, beyond its end\n\n"
         "Alternatives are chosen as groups, each with flags of its own:\n"
         "  env:gymnax --env.name Acrobot-v1 env.reset:optimistic loss:huber --loss.delta 2 optimizer:adam\n"
         "  network.memory:gru --network.memory.hidden-size 128 network.head:dueling network.encoder:mlp\n\n"

@@ -28,7 +28,7 @@ from pqn_eqx.networks.q_network import Inputs, QNetwork, QNetworkConfig
 from pqn_eqx.optimizers import OptimizerConfig
 from pqn_eqx.returns import lambda_returns, successor_values
 from pqn_eqx.rollout import Actors, Transition, initial_actors, q_values, rollout
-from pqn_eqx.sharding import TrainState, blocks_here, mean_over_envs
+from pqn_eqx.sharding import TrainState, blocks_here, mean_over_envs, share_of_envs
 
 
 class Learner(eqx.Module):
@@ -154,7 +154,8 @@ class PQN(eqx.Module):
         network = network.observe(observations, mean_over_envs, self.steps_per_update)
 
         metrics = Metrics.of(epsilon=(epsilon, 1), learning_rate=(learning_rate, 1), **learning)
-        metrics = metrics.join(episode_metrics(episodes, self.env.extra_names)).over_devices()
+        # Every device has taken the same steps, each on its share: together they count once.
+        metrics = metrics.weighed(share_of_envs()).join(episode_metrics(episodes, self.env.extra_names)).over_devices()
         learner = Learner(network, optimizer_state, key, learner.update + 1)
         return TrainState(learner, PQNActors(actors, self._past(memory_before_kept, transitions))), metrics
 

@@ -136,6 +136,11 @@ def sum_over_envs(tree: PyTree) -> PyTree:
     return jax.lax.psum(tree, ENV) if _shared() else tree
 
 
+def share_of_envs() -> float:
+    """What this device holds of a member's environments."""
+    return 1 / jax.lax.axis_size(ENV)
+
+
 def _shared() -> bool:
     """Whether a member's environments lie on several devices. XLA would keep a reduction over one."""
     return jax.lax.axis_size(ENV) > 1

@@ -164,7 +164,7 @@ def test_flags_change_a_file_wherever_it_stands(config_file):
 
 def test_a_preset_and_a_file_are_refused_together(config_file):
     """Red where one of two bases is dropped without a word."""
-    with pytest.raises(ConfigError, match=r"a preset or --config, not both: got 'acrobot' and --config "):
+    with pytest.raises(ConfigError, match=r"from a preset, --config or --resume, not both: got a preset .acrobot. and"):
         parse(["acrobot", "--seed", "3", "--config", str(config_file)])
 
 
@@ -232,9 +232,9 @@ def test_nothing_near_suggests_nothing():
 def test_the_base_is_taken_off_the_arguments():
     """Red where a flag's value is taken for a preset, or the arguments change under the caller."""
     argv = ["acrobot", "--name", "craftax"]
-    assert split_base(argv) == (PRESETS["acrobot"].config, ["--name", "craftax"])
+    assert split_base(argv) == (PRESETS["acrobot"].config, ["--name", "craftax"], False)
     assert argv == ["acrobot", "--name", "craftax"]
-    assert split_base(["loss:huber"]) == (PRESETS["cartpole"].config, ["loss:huber"])
+    assert split_base(["loss:huber"]) == (PRESETS["cartpole"].config, ["loss:huber"], False)
     assert split_base(["--name", "craftax"]) == (PRESETS["cartpole"].config, ["--name", "craftax"])
 
 
@@ -300,7 +300,7 @@ def undocumented(page: str) -> tuple[list[str], int]:
     """
     items: list[list[str]] = []
     for line in page.splitlines():
-        if re.match(r" {2}(--?[a-zA-Z]| {2}• )", line) and "--config FILE" not in line:
+        if re.match(r" {2}(--?[a-zA-Z]| {2}• )", line) and not re.search("--config FILE|--resume DIR", line):
             name, _, text = line.strip().partition("  ")
             items.append([name, text])
         elif items and line.startswith(" " * 7):

@@ -43,6 +43,8 @@ def test_plan_of_the_default_run():
         steps_per_update=2048,
         log_interval=2,
         eval_interval=24,
+        checkpoint_interval=24,
+        checkpoint_seconds=float("inf"),
         eval_envs=128,
         eval_max_steps=500,
         eval_epsilon=0.0,

@@ -28,6 +28,8 @@ PLAN = Plan(
     steps_per_update=32,
     log_interval=2,
     eval_interval=10,
+    checkpoint_interval=0,
+    checkpoint_seconds=float("inf"),
     eval_envs=3,
     eval_max_steps=1500,
     eval_epsilon=0.0,
@@ -65,6 +67,7 @@ def outcome(status: str = "finished") -> Outcome:
         train_seconds=3.2,
         compile_seconds=3.5,
         wall_seconds=61.0,
+        diverged_at=(None, 7),
     )
 
 
@@ -154,6 +157,7 @@ def test_summary_of_a_run(tmp_path):
         "status": "interrupted",
         "eval_return": {"mean": 10.0, "per_member": [10.0, None], "env_steps": 640, "unfinished": [1, 3]},
         "seeds": [5, 6],
+        "diverged_at": [None, 7],
         "update": 100,
         "env_steps": 3200,
         "steps_per_second": 2000.0,

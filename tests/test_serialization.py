@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pqn_eqx.checkpoint import CheckpointConfig
 from pqn_eqx.config import TrainConfig
 from pqn_eqx.envs.craftax import CraftaxConfig
 from pqn_eqx.envs.gymnax import GymnaxConfig
@@ -91,6 +92,7 @@ CONFIGS = {name: preset.config for name, preset in PRESETS.items()} | {
             add_last_reward=True,
         ),
         eval=EvaluationConfig(num_envs=3, interval=100, max_steps=7, epsilon=0.05),
+        checkpoint=CheckpointConfig(interval=77, minutes=2.5, keep=4),
         log_interval=1234,
     ),
 }

@@ -25,7 +25,7 @@ from pqn_eqx import train as train_module
 from pqn_eqx.errors import DivergenceError, UserError
 from pqn_eqx.run_directory import read_rows
 from pqn_eqx.serialization import load_config
-from pqn_eqx.train import main, stop_on_interrupt
+from pqn_eqx.train import main, stop_on_signals
 
 SHAPES = [
     "--num-envs=4",
@@ -41,7 +41,7 @@ TINY = [*SHAPES, "--total-timesteps", "320"]
 
 TIMES = ("steps_per_second", "wall_seconds")
 
-FILES = {"config.json", "members.json", "metrics.jsonl", "eval.jsonl", "summary.json", "learning_curve.png"}
+FILES = {"checkpoints", "config.json", "members.json", "metrics.jsonl", "eval.jsonl", "summary.json", "learning_curve.png"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,7 +319,7 @@ def test_a_missing_environment_package_names_what_to_install(monkeypatch, tmp_pa
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in path.iterdir()}
+    return {file.name: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 def test_a_run_is_not_overwritten(single):
@@ -367,7 +367,7 @@ def test_the_default_folder_lies_below_runs(monkeypatch, tmp_path):
 def test_exit_status_tells_failures_apart(monkeypatch, error, status):
     """Red where a script cannot tell a failed run from a stopped one."""
 
-    def train(config):
+    def train(config, resume):
         raise error
 
     monkeypatch.setattr(train_module, "train", train)
@@ -379,7 +379,7 @@ def test_exit_status_tells_failures_apart(monkeypatch, error, status):
 def test_a_bug_keeps_its_traceback(monkeypatch):
     """Red where any exception is shown as a user's mistake: nobody could find the bug."""
 
-    def train(config):
+    def train(config, resume):
         raise ZeroDivisionError
 
     monkeypatch.setattr(train_module, "train", train)
@@ -398,7 +398,7 @@ def interruptible():
 def test_the_first_interrupt_asks_and_the_second_leaves(interruptible, capsys):
     """Red where Ctrl-C loses the run, cannot end one that hangs, or stays bent after the run."""
     before = signal.getsignal(signal.SIGINT)
-    with stop_on_interrupt() as should_stop:
+    with stop_on_signals() as should_stop:
         assert not should_stop()
         os.kill(os.getpid(), signal.SIGINT)
         assert should_stop()
@@ -406,7 +406,7 @@ def test_the_first_interrupt_asks_and_the_second_leaves(interruptible, capsys):
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
-    with pytest.raises(ZeroDivisionError), stop_on_interrupt():
+    with pytest.raises(ZeroDivisionError), stop_on_signals():
         raise ZeroDivisionError
     assert signal.getsignal(signal.SIGINT) is before
 
