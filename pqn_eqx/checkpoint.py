@@ -2,7 +2,7 @@
 
 A checkpoint is a folder ``checkpoints/<environment steps>`` of the run directory (of a population in groups,
 ``checkpoints/group-<number>/<environment steps>``), written by orbax in the background: arrays under names such as
-``network.head.layer.weight``, and beside them what is no array. A folder under its final name is whole.
+``head.layer.weight``, and beside them what is no array. A folder under its final name is whole.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
@@ -91,8 +92,8 @@ def put_arrays(named: dict[str, Array], like: PyTree) -> PyTree:
 class Checkpoints:
     """The checkpoints of one group of a run."""
 
-    ITEMS = ("learner", "actors", "measures")
-    """The parts of a checkpoint that hold arrays; a reader of the network alone opens the first."""
+    ITEMS = ("network", "training", "actors", "measures")
+    """The parts of a checkpoint that hold arrays. Who wants to act opens the first alone: environments are large."""
 
     def __init__(self, folder: Path, keep: int | None = None):
         """To write, with `keep` of the last ones; to read only, without."""
@@ -151,7 +152,8 @@ class Checkpoints:
         step = self.steps()[-1]
         about = self.about(step)
         parts = {item: self.restore(step, item, part) for item, part in self._parts(like).items()}
-        state = TrainState(parts["learner"], parts["actors"])
+        learner = eqx.tree_at(_network, parts["training"], parts["network"], is_leaf=lambda node: node is None)
+        state = TrainState(learner, parts["actors"])
         return Snapshot(
             Arrays(state, *parts["measures"]), about["update"], about["logged"], about["evaluated"], about["seconds"]
         )
@@ -190,8 +192,13 @@ class Checkpoints:
 
     @staticmethod
     def _parts(arrays: Arrays) -> dict[str, PyTree]:
-        measures = (arrays.metrics, arrays.diverged_at)
-        return {"learner": arrays.state.learner, "actors": arrays.state.actors, "measures": measures}
+        learner = arrays.state.learner
+        return {
+            "network": learner.network,
+            "training": eqx.tree_at(_network, learner, None),
+            "actors": arrays.state.actors,
+            "measures": (arrays.metrics, arrays.diverged_at),
+        }
 
     def _check(self, step: int, wanted: dict[str, Any], found: dict[str, Any]) -> None:
         problems = [f"{name} is missing" for name in wanted.keys() - found.keys()]
@@ -218,6 +225,10 @@ class Checkpoints:
             raise UserError(f"{self.folder / str(step)}: the checkpoint is damaged ({reason}). {mend}") from error
 
 
+def _network(learner: Any) -> Any:
+    return learner.network
+
+
 def _own_copy(leaf: Array) -> Array:
     """A copy that the next chunk, which overwrites its state, cannot reach.
 
@@ -229,6 +240,29 @@ def _own_copy(leaf: Array) -> Array:
 def group_folder(run_directory: Path, group: int, num_groups: int) -> Path:
     """Where the checkpoints of a group are."""
     return run_directory / CHECKPOINTS / (f"group-{group}" if num_groups > 1 else "")
+
+
+def find_checkpoint(run_directory: Path, group: int, num_groups: int, which: str = "last") -> tuple[Checkpoints, int]:
+    """A group's checkpoints, and the environment steps of `which`: last, best, or a number that is there.
+
+    Raises `ConfigError` where there is no such checkpoint.
+    """
+    folder = group_folder(run_directory, group, num_groups)
+    checkpoints = Checkpoints(folder) if folder.exists() else None
+    steps = [] if checkpoints is None else checkpoints.steps()
+    if checkpoints is None or not steps:
+        raise ConfigError(f"{folder} holds no checkpoint; runs write them unless --checkpoint.interval is 0.")
+    if which == "last":
+        return checkpoints, steps[-1]
+    if which == "best":
+        if (best := checkpoints.best()) is None:
+            raise ConfigError(f"{folder}: no checkpoint was evaluated, so that none is the best. There are {steps}.")
+        return checkpoints, best
+    if not which.isdecimal() or int(which) not in steps:
+        raise ConfigError(
+            f"{folder} has no checkpoint {which!r}. There are {', '.join(map(str, steps))}, last and best."
+        )
+    return checkpoints, int(which)
 
 
 class Checkpointer(Callback):

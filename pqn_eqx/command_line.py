@@ -18,7 +18,7 @@ from pqn_eqx.config import TrainConfig
 from pqn_eqx.errors import ConfigError, nearest
 from pqn_eqx.presets import PRESETS
 from pqn_eqx.run_directory import CONFIG
-from pqn_eqx.serialization import config_to_dict, load_config
+from pqn_eqx.serialization import config_to_dict, load_config, load_run
 from pqn_eqx.sweep import explain_unknown
 
 PROGRAM = "python -m pqn_eqx.train"
@@ -85,13 +85,6 @@ def split_base(argv: Sequence[str]) -> tuple[TrainConfig, list[str], bool]:
         # A rerun goes to a folder of its own.
         return dataclasses.replace(load_config(Path(file), "--config"), run_dir=None), rest, False
     return PRESETS[preset or "cartpole"].config, rest, False
-
-
-def load_run(directory: Path) -> TrainConfig:
-    """The configuration of the run in `directory`. Raises `ConfigError` where there is none."""
-    if not (directory / CONFIG).exists():
-        raise ConfigError(f"{directory} is no run directory: it has no {CONFIG}.")
-    return dataclasses.replace(load_config(directory / CONFIG, str(directory)), run_dir=directory)
 
 
 CHANGEABLE = ("total_timesteps", "mesh", "hosts", "checkpoint", "wandb", "name")

@@ -1,5 +1,6 @@
 """Configurations as JSON and back, strictly: a file with a misspelt field is refused, not half understood."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +16,7 @@ from pqn_eqx.errors import ConfigError
 from pqn_eqx.losses import LossConfig
 from pqn_eqx.networks.q_network import EncoderConfig, HeadConfig, MemoryConfig
 from pqn_eqx.optimizers import OptimizerConfig
+from pqn_eqx.run_directory import CONFIG
 from pqn_eqx.scaling import ScalingConfig
 
 GROUPS = (ResetConfig, EnvConfig, EncoderConfig, MemoryConfig, HeadConfig, LossConfig, OptimizerConfig, ScalingConfig)
@@ -92,3 +94,10 @@ def load_config(path: Path, source: str = "--config") -> TrainConfig:
         return config_from_dict(data)
     except ConfigError as error:
         raise ConfigError(f"{source}: {path}: {error}") from error
+
+
+def load_run(directory: Path) -> TrainConfig:
+    """The configuration of the run in `directory`. Raises `ConfigError` where there is none."""
+    if not (directory / CONFIG).exists():
+        raise ConfigError(f"{directory} is no run directory: it has no {CONFIG}.")
+    return dataclasses.replace(load_config(directory / CONFIG, str(directory)), run_dir=directory)

@@ -1,11 +1,13 @@
 """Training on a SLURM cluster: ``python -m pqn_eqx.submit --nodes 16 --gpus-per-node 4 ... -- PRESET [flags]``.
 
 What stands after ``--`` is a command line of `pqn_eqx.train`. One process is started for each GPU (for each node
-where there is none); they find each other through SLURM. Built on submitit.
+where there is none); they find each other through SLURM. A job that is told to make room saves, is queued again and
+goes on where it was. Built on submitit.
 """
 
 import dataclasses
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +18,8 @@ import tyro
 from pqn_eqx.command_line import parse
 from pqn_eqx.errors import ConfigError, UserError, require, require_at_least
 from pqn_eqx.packages import import_or_explain
+from pqn_eqx.run_directory import CONFIG, default_run_directory
+from pqn_eqx.train import REQUEUE
 from pqn_eqx.train import main as train
 
 PROGRAM = "python -m pqn_eqx.submit"
@@ -43,6 +47,8 @@ class SubmitConfig:
     """SLURM's quality of service."""
     constraint: str | None = None
     """SLURM's constraint on nodes, such as h100."""
+    grace_seconds: int = 120
+    """Seconds before its time limit at which the job is told to save and to queue again."""
     setup: tuple[str, ...] = ()
     """Shell commands before the processes start: "module load cuda"."""
     name: str = "pqn_eqx"
@@ -81,29 +87,42 @@ class SubmitConfig:
             "qos": self.qos,
             "constraint": self.constraint,
             "setup": list(self.setup) or None,
+            "signal_delay_s": self.grace_seconds,
+            "additional_parameters": {"requeue": True},
         }
         return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainJob:
-    """What each process of the job runs; pickled by submitit."""
+    """What each process of the job runs, at first and whenever the job is queued again; pickled by submitit."""
 
     arguments: tuple[str, ...]
+    run_directory: Path
+
+    def command_line(self) -> list[str]:
+        """A new run, or the one that is there already."""
+        if (self.run_directory / CONFIG).exists():
+            return ["--resume", str(self.run_directory)]
+        return [*self.arguments, "--run-dir", str(self.run_directory)]
 
     def __call__(self) -> int:
-        status = train(self.arguments)
-        if status != 0:
+        status = train(self.command_line())
+        if status == REQUEUE and os.environ.get("SLURM_PROCID", "0") == "0" and "SLURM_JOB_ID" in os.environ:
+            subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
+        elif status not in (0, REQUEUE):
             raise RuntimeError(f"Training ended with status {status}; its output says why.")
         return status
 
 
-def submit(config: SubmitConfig, arguments: Sequence[str]) -> int:
+def submit(config: SubmitConfig, arguments: Sequence[str], run_directory: Path) -> int:
     """Submit a training run; the exit status. Raises `UserError` where the cluster does not take it."""
     # Importing submitit configures logging anew, which closes the handlers that others in this process have set up.
     os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
+    # The signal that SLURM sends before the end: one that the training listens to.
+    os.environ["SUBMITIT_PREEMPT_SIGNAL"] = "USR1"
     submitit = import_or_explain("submitit", extra="slurm", field="submit")
-    job = TrainJob(tuple(arguments))
+    job = TrainJob(tuple(arguments), run_directory.resolve())
     if config.cluster == "local":
         executor = submitit.LocalExecutor(config.folder)
         executor.update_parameters(timeout_min=config.minutes)
@@ -122,7 +141,7 @@ def submit(config: SubmitConfig, arguments: Sequence[str]) -> int:
         executor.update_parameters(**config.parameters())
         if config.print:
             print(executor._make_submission_file_text(executor._submitit_command_str, "job"))
-            print(f"# which runs, in every process: python -m pqn_eqx.train {' '.join(arguments)}")
+            print(f"# which runs, in every process: python -m pqn_eqx.train {' '.join(job.command_line())}")
             return 0
         submitted = executor.submit(job)
     except (RuntimeError, OSError) as error:
@@ -155,8 +174,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = tyro.cli(SubmitConfig, prog=PROGRAM, description=description, args=own)
         if split == len(argv):
             raise ConfigError(f"Say what to train after --: {PROGRAM} {' '.join(own)} -- PRESET [flags].")
-        parse(arguments)  # a wrong command line is told here, not by the job an hour later
-        return submit(config, arguments)
+        # A wrong command line is told here, not by the job an hour later.
+        training = parse(arguments)
+        return submit(config, arguments, training.run_dir or default_run_directory(training.name))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from pqn_eqx.callbacks import Arrays, Callback, Evaluated, Interval, Outcome, Plan, Snapshot
 from pqn_eqx.envs.base import Environment
-from pqn_eqx.episodes import Evaluation, FirstEpisodes, advance_episodes, begin_episodes
+from pqn_eqx.episodes import Evaluation, advance_episodes, begin_episodes
 from pqn_eqx.errors import DivergenceError
 from pqn_eqx.hosts import Agreement, Decision
 from pqn_eqx.losses import Loss
@@ -248,10 +248,14 @@ class Trainer:
         self.interval_start = self.update
         began = self._elapsed()
         self._advance = self.programs.advance.lower(self._advance_inputs(1), self.state).compile()
-        episodes = self.programs.begin(self.state.learner.network, self.eval_keys, self.eval_index)
-        self._play = self.programs.play.lower(self._play_inputs(self.eval_keys, 0, 1), episodes).compile()
+        self._compile_play(self.state.learner.network)
         self.read_at = self.saved_at = self._elapsed()
         self.seconds["compile"] += self.read_at - (0.0 if start is None else began)
+
+    def _compile_play(self, networks: PyTree) -> None:
+        episodes = self.programs.begin(networks, self.eval_keys, self.eval_index)
+        inputs = self._play_inputs(networks, self.eval_keys, 0, 1)
+        self._play = self.programs.play.lower(inputs, episodes).compile()
 
     def _train(self) -> str:
         """How training ended."""
@@ -340,34 +344,38 @@ class Trainer:
         self.diverged_at = diverged_at
 
     def _evaluate(self) -> None:
-        """Play the first episode of every evaluation environment; given up when the run is stopped."""
-        keys = self.programs.fold(self.eval_keys, self._scalar(self.update))
-        episodes = self.programs.begin(self.state.learner.network, keys, self.eval_index)
+        """Evaluate and tell of it; given up when the run is stopped."""
+        evaluation = self._play_out(self.state.learner.network, self.update)
+        if evaluation is not None:
+            self.evaluated = self.update
+            now = self._elapsed()
+            self._notify("on_evaluation", Evaluated(self.update, self.plan.env_steps(self.update), evaluation, now))
+        self.read_at = self._elapsed()
+
+    def evaluate(self, networks: PyTree, update: int) -> Evaluation | None:
+        """The evaluation that the run makes of `networks` after `update`; None where it was stopped."""
+        self._compile_play(networks)
+        return self._play_out(networks, update)
+
+    def _play_out(self, networks: PyTree, update: int) -> Evaluation | None:
+        """Play the first episode of every evaluation environment."""
+        keys = self.programs.fold(self.eval_keys, self._scalar(update))
+        episodes = self.programs.begin(networks, keys, self.eval_index)
         start, finished = 0, False
         while start < self.plan.eval_max_steps and not finished:
             if self.agreement.decision.stop:
-                return
+                return None
             num_steps = min(self.agreement.decision.num_eval_steps, self.plan.eval_max_steps - start)
             began = self._elapsed()
-            episodes = self._play(self._play_inputs(keys, start, num_steps), episodes)
+            episodes = self._play(self._play_inputs(networks, keys, start, num_steps), episodes)
             start += num_steps
             self.agreement.ask()
             finished = bool(np.all(self._read_out(episodes.finished)))
             self.agreement.hear()
             self.eval_pace.observe(num_steps, self._elapsed() - began)
-        self.evaluated = self.update
-        self._notify("on_evaluation", self._evaluated(episodes))
-        self.read_at = self._elapsed()
-
-    def _evaluated(self, episodes: FirstEpisodes) -> Evaluated:
         fields = (episodes.finished, episodes.episode_return, episodes.episode_length, episodes.extras)
         finished, episode_return, episode_length, extras = self._read_out(fields)
-        return Evaluated(
-            self.update,
-            self.plan.env_steps(self.update),
-            Evaluation(finished, episode_return, episode_length, extras, self.extra_names),
-            self._elapsed(),
-        )
+        return Evaluation(finished, episode_return, episode_length, extras, self.extra_names)
 
     def _read_out(self, tree: Any) -> Any:
         """The arrays of all members and environments, on this host."""
@@ -381,9 +389,8 @@ class Trainer:
     def _advance_inputs(self, num_updates: int):
         return self.algorithms, self._scalar(num_updates), *self.inputs
 
-    def _play_inputs(self, keys, start: int, num_steps: int):
-        network = self.state.learner.network
-        return self.algorithms.loss, network, keys, self._scalar(start), self._scalar(num_steps)
+    def _play_inputs(self, networks: PyTree, keys, start: int, num_steps: int):
+        return self.algorithms.loss, networks, keys, self._scalar(start), self._scalar(num_steps)
 
     def _scalar(self, number: int) -> Int[Array, ""]:
         return place(jnp.asarray(number), self.mesh, REPLICATED)

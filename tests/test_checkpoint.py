@@ -4,6 +4,7 @@ import json
 import shutil
 import types
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,16 +19,20 @@ from pqn_eqx.sharding import PER_MEMBER, PER_MEMBER_AND_ENV, TrainState, make_me
 from tests.test_loggers import PLAN, evaluated, outcome
 from tests.test_train import TINY, command
 
+
+class Learner(eqx.Module):
+    network: dict
+    key: jax.Array
+
+
 MESH = make_mesh(jax.devices()[:4], 2)
 TIMES = {"train": 1.5, "compile": 2.0, "wall": 4.0}
 
 
 def snapshot(update=4, scale=1.0):
     """Two members of four environments on 2 x 2 devices, with keys and an array of no elements."""
-    learner = {
-        "weight": place(scale * np.arange(6.0).reshape(2, 3), MESH, PER_MEMBER),
-        "key": jax.vmap(jax.random.key)(jnp.arange(2)),
-    }
+    network = {"weight": place(scale * np.arange(6.0).reshape(2, 3), MESH, PER_MEMBER), "bias": jnp.ones(2)}
+    learner = Learner(network, jax.vmap(jax.random.key)(jnp.arange(2)))
     actors = {
         "cell": place(np.arange(8).reshape(2, 4), MESH, PER_MEMBER_AND_ENV),
         "extras": place(np.zeros((2, 4, 0)), MESH, PER_MEMBER_AND_ENV),
@@ -53,7 +58,7 @@ def assert_same(a, b):
 def test_arrays_are_named_by_their_places():
     arrays = snapshot().arrays
     named = name_arrays(arrays.state)
-    assert set(named) == {"learner.weight", "learner.key", "actors.cell"}
+    assert set(named) == {"learner.network.weight", "learner.network.bias", "learner.key", "actors.cell"}
     assert named["learner.key"].dtype == jnp.uint32
     assert_same(put_arrays(named, arrays.state), arrays.state)
 
@@ -92,22 +97,22 @@ def test_it_comes_back_on_other_devices(saved):
 
 
 def test_a_part_can_be_read_alone(saved):
-    learner = snapshot(8, scale=200).arrays.state.learner
-    assert_same(saved.restore(200, "learner", shapes(learner)), learner)
+    network = snapshot(8, scale=200).arrays.state.learner.network
+    assert_same(saved.restore(200, "network", shapes(network)), network)
 
 
 def test_what_does_not_fit_is_refused_by_name(saved):
-    like = shapes(snapshot().arrays.state.learner)
-    like["bias"] = like.pop("key")
+    like = shapes(snapshot().arrays.state.learner.network)
+    like["scale"] = like.pop("bias")
     like["weight"] = jax.ShapeDtypeStruct((2, 4), jnp.float32, sharding=like["weight"].sharding)
     with pytest.raises(
         ConfigError,
-        match=r"400 does not fit .*bias is missing; key is not wanted; weight is float32\[2, 3\] and not",
+        match=r"400 does not fit .*bias is not wanted; scale is missing; weight is float32\[2, 3\] and not",
     ):
-        saved.restore(400, "learner", like)
+        saved.restore(400, "network", like)
 
 
-@pytest.mark.parametrize("file", ["learner/d/*", "learner/_METADATA", "about/metadata", "learner/manifest.ocdbt"])
+@pytest.mark.parametrize("file", ["network/d/*", "network/_METADATA", "about/metadata", "actors/manifest.ocdbt"])
 @pytest.mark.parametrize("damage", ["truncated", "missing"])
 def test_damage_is_told_with_the_one_before(saved, file, damage):
     """Red if half a checkpoint were loaded, or ended in a traceback of the library's."""

@@ -235,7 +235,7 @@ def test_the_base_is_taken_off_the_arguments():
     assert split_base(argv) == (PRESETS["acrobot"].config, ["--name", "craftax"], False)
     assert argv == ["acrobot", "--name", "craftax"]
     assert split_base(["loss:huber"]) == (PRESETS["cartpole"].config, ["loss:huber"], False)
-    assert split_base(["--name", "craftax"]) == (PRESETS["cartpole"].config, ["--name", "craftax"])
+    assert split_base(["--name", "craftax"]) == (PRESETS["cartpole"].config, ["--name", "craftax"], False)
 
 
 @pytest.mark.parametrize(

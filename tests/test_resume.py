@@ -110,7 +110,7 @@ def last_arrays(path: Path) -> dict[str, np.ndarray]:
     found = {}
     for folder in sorted({file.parent.parent for file in (path / "checkpoints").rglob("about")}):
         last = max(int(step.name) for step in folder.iterdir())
-        for item in ("learner", "actors", "measures"):
+        for item in ("network", "training", "actors", "measures"):
             with ocp.StandardCheckpointer() as reader:
                 tree = reader.restore((folder / str(last) / item).resolve())
             found |= {f"{folder.name}/{last}/{item}/{name}": np.asarray(leaf) for name, leaf in tree.items()}

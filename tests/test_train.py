@@ -41,7 +41,10 @@ TINY = [*SHAPES, "--total-timesteps", "320"]
 
 TIMES = ("steps_per_second", "wall_seconds")
 
-FILES = {"checkpoints", "config.json", "members.json", "metrics.jsonl", "eval.jsonl", "summary.json", "learning_curve.png"}
+FILES = {"checkpoints", "config.json", "members.json", "metrics.jsonl", "eval.jsonl"} | {
+    "summary.json",
+    "learning_curve.png",
+}
 
 
 @dataclasses.dataclass(frozen=True)
