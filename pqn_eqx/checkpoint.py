@@ -8,6 +8,7 @@ A checkpoint is a folder ``checkpoints/<environment steps>`` of the run director
 import contextlib
 import dataclasses
 import logging
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,9 @@ from pqn_eqx.sharding import TrainState
 
 LAYOUT = 1
 """Version of what a checkpoint holds. A change that old checkpoints do not fit takes the next number."""
+
+SPARE_BYTES = 1_000_000
+"""Room that a checkpoint takes beside its arrays, generously."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +101,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int | None = None):
         """To write, with `keep` of the last ones; to read only, without."""
-        # orbax takes seconds to import, and logs at length.
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        # orbax takes seconds to import, and logs at length what it raises as well.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         import orbax.checkpoint as ocp
         from orbax.checkpoint import checkpoint_managers as managers
 
@@ -131,10 +135,9 @@ class Checkpoints:
         """Start writing a checkpoint. Raises what went wrong with this one, or with the one before."""
         progress = {name: getattr(snapshot, name) for name in ("update", "logged", "evaluated", "seconds")}
         progress |= {"layout": LAYOUT, "eval_return": eval_return}
-        named = {
-            item: self.args.StandardSave(jax.tree.map(_own_copy, name_arrays(part)))
-            for item, part in self._parts(snapshot.arrays).items()
-        }
+        parts = {item: name_arrays(part) for item, part in self._parts(snapshot.arrays).items()}
+        self._check_room(sum(leaf.nbytes for leaf in jax.tree.leaves(parts)))
+        named = {item: self.args.StandardSave(jax.tree.map(_own_copy, part)) for item, part in parts.items()}
         self.manager.save(
             step,
             args=self.args.Composite(about=self.args.JsonSave(progress | about), **named),
@@ -189,6 +192,12 @@ class Checkpoints:
 
     def close(self) -> None:
         self.manager.close()
+
+    def _check_room(self, needed: int) -> None:
+        """Raise `OSError` where the disk is too full: what orbax does there is noise from many threads."""
+        free = shutil.disk_usage(self.folder).free
+        if free < needed + SPARE_BYTES:
+            raise OSError(f"No space left on device: it needs {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free")
 
     @staticmethod
     def _parts(arrays: Arrays) -> dict[str, PyTree]:
@@ -306,4 +315,5 @@ class Checkpointer(Callback):
             which = (
                 "A checkpoint" if step is None else f"The checkpoint at {step:,} environment steps, or the one before,"
             )
-            print(f"{which} was not written: {str(error).strip().splitlines()[0]}. Training goes on.", file=sys.stderr)
+            why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            print(f"{which} was not written: {why}. Training goes on.", file=sys.stderr)

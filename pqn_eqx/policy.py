@@ -124,7 +124,7 @@ def export_policy(policy: Policy, path: str | Path) -> None:
     from safetensors.numpy import save_file
 
     path = Path(path)
-    arrays = {name: np.ascontiguousarray(leaf) for name, leaf in name_arrays(policy.network).items()}
+    arrays = {name: np.asarray(leaf, order="C") for name, leaf in name_arrays(policy.network).items()}
     described = {
         "format": "pqn_eqx policy",
         "obs_shape": policy.obs_shape,

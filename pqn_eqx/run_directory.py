@@ -56,6 +56,7 @@ class RunDirectory:
     def __init__(self, path: Path):
         self.path = path
         self.waiting: dict[str, list[str]] = {}
+        self.waits = False
 
     @classmethod
     def create(cls, path: Path, config: dict[str, Any], members: Sequence[dict[str, Any]] = ()) -> "RunDirectory":
@@ -93,6 +94,8 @@ class RunDirectory:
             temporary.write_text(text)
             temporary.replace(self.path / file)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise UserError(f"{self.path / file} cannot be written: {error.strerror}.") from error
 
     def append(self, file: str, rows: list[dict[str, Any]]) -> None:
@@ -105,12 +108,15 @@ class RunDirectory:
         try:
             self._append(self.path / file, "".join(lines))
         except OSError as error:
-            if not any(self.waiting.values()):
+            if not self.waits:
+                self.waits = True
                 say(
                     f"{self.path / file} cannot be written: {error.strerror}. Its rows are kept and tried again with "
                     f"the next ones; training goes on."
                 )
             self.waiting[file] = lines
+        else:
+            self.waits = any(self.waiting.values())
 
     def _append(self, path: Path, text: str) -> None:
         size = path.stat().st_size if path.exists() else 0

@@ -75,8 +75,8 @@ def find_runs(folder: Path) -> list[Run]:
     return sorted(found, key=lambda run: -run.changed)
 
 
-def table(runs: list[Run]) -> Table:
-    """The runs for people."""
+def table(runs: list[Run], folder: Path) -> Table:
+    """The runs for people, by their places below `folder`."""
     drawn = Table()
     for name in ("run", "state", "preset", "members", "steps", "return"):
         drawn.add_column(name, justify="left" if name in ("run", "state", "preset") else "right", overflow="fold")
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not runs:
         print(f"error: there is no run at or below {options.folder}.", file=sys.stderr)
         return 1
-    Console().print(table(runs))
+    Console().print(table(runs, options.folder))
     return 0
 
 

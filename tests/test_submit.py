@@ -5,8 +5,9 @@ import re
 
 import pytest
 
+from pqn_eqx import submit as submit_module
 from pqn_eqx.errors import ConfigError
-from pqn_eqx.submit import SubmitConfig, main
+from pqn_eqx.submit import REQUEUE, SubmitConfig, TrainJob, main
 from tests.test_train import TINY, command
 
 
@@ -100,3 +101,27 @@ def test_a_job_that_fails_says_so(tmp_path):
     status, _, err = submitted("--cluster", "local", "--folder", tmp_path / "jobs", "--", *TINY, "--run-dir", tmp_path)
     assert status == 1
     assert "holds a run already" in err
+
+
+def test_a_job_that_is_queued_again_goes_on_with_its_run(tmp_path, monkeypatch):
+    """Red if a requeued job began anew, or one that saved and left were not queued again, or by every process."""
+    job = TrainJob(("cartpole", "--seed", "3"), tmp_path / "run")
+    assert job.command_line() == ["cartpole", "--seed", "3", "--run-dir", str(tmp_path / "run")]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    assert job.command_line() == ["--resume", str(tmp_path / "run")]
+    trained, asked = [], []
+    monkeypatch.setattr(submit_module, "train", lambda argv: trained.append(argv) or REQUEUE)
+    monkeypatch.setattr(submit_module.subprocess, "run", lambda command, check: asked.append(command))
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    for process in ("0", "1"):
+        monkeypatch.setenv("SLURM_PROCID", process)
+        assert job() == REQUEUE
+    assert trained == [["--resume", str(tmp_path / "run")]] * 2
+    assert asked == [["scontrol", "requeue", "77"]]
+
+
+def test_the_script_asks_for_the_signal_and_the_queue(tmp_path):
+    _, out, _ = submitted("--grace-seconds", 90, "--folder", tmp_path, "--print", "--", "cartpole")
+    assert "#SBATCH --signal=USR1@90" in out
+    assert "#SBATCH --requeue" in out
