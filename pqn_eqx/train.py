@@ -34,8 +34,8 @@ class Stop:
 
     @property
     def status(self) -> int:
-        """The exit status of a run that it ended."""
-        return 0 if self.signal == signal.SIGINT else REQUEUE
+        """The exit status of a run that was ended; without a signal here, another process asked for it."""
+        return REQUEUE if self.signal in (signal.SIGTERM, signal.SIGUSR1) else 0
 
 
 @contextlib.contextmanager

@@ -202,13 +202,13 @@ def test_refuses_what_cannot_work(fields, message):
 
 def test_a_process_alone_decides_at_once():
     """Red if a stop had to wait for a vote that nobody else takes part in."""
-    wishes = [Decision(False, 1, 32)]
+    wishes = [Decision(False, False, 1, 32)]
     agreement = Agreement(make_mesh(hosts.jax.devices()[:1]), lambda: wishes[-1])
     assert agreement.decision == wishes[0]
-    wishes.append(Decision(True, 5, 7))
+    wishes.append(Decision(True, True, 5, 7))
     agreement.ask()
     agreement.hear()
-    assert agreement.decision == Decision(True, 5, 7)
+    assert agreement.decision == Decision(True, True, 5, 7)
 
 
 def test_what_the_first_process_does_is_done_here_and_its_errors_are_raised():
