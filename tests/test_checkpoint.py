@@ -112,6 +112,8 @@ def test_what_does_not_fit_is_refused_by_name(saved):
         saved.restore(400, "network", like)
 
 
+# Threads of the library's own may be left with nobody to tell.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("file", ["network/d/*", "network/_METADATA", "about/metadata", "actors/manifest.ocdbt"])
 @pytest.mark.parametrize("damage", ["truncated", "missing"])
 def test_damage_is_told_with_the_one_before(saved, file, damage):
