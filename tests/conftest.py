@@ -13,12 +13,23 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import gc
+
+import jax
 import pytest
 
 from pqn_eqx.cache import enable_compilation_cache
 from pqn_eqx.envs.craftax import CraftaxConfig, CraftaxSimulator
 
 enable_compilation_cache()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_a_module():
+    """Every module leaves its compiled programs behind it: a thousand of them in one process make XLA fall over."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
